@@ -1,0 +1,151 @@
+// Package xds holds what the compiler and the ADS server speak about: xDS
+// resources that are typed, scoped, validated and encoded once for every
+// client that may see them.
+//
+//	xds/resources ──xds.Update──▶ xds/ads ──▶ Envoy, gRPC clients
+package xds
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Type is one of the four resource types that the agent serves. Its order is
+// the order in which additions are sent: CDS, EDS, LDS, RDS (xDS protocol,
+// "Eventual consistency considerations").
+type Type uint8
+
+// The resource types, in sending order.
+const (
+	Cluster Type = iota
+	Endpoint
+	Listener
+	Route
+	NumTypes = 4
+)
+
+var (
+	typeURLs = [NumTypes]string{
+		Cluster:  "type.googleapis.com/envoy.config.cluster.v3.Cluster",
+		Endpoint: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+		Listener: "type.googleapis.com/envoy.config.listener.v3.Listener",
+		Route:    "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
+	}
+	shortNames = [NumTypes]string{Cluster: "cds", Endpoint: "eds", Listener: "lds", Route: "rds"}
+)
+
+// URL is the type URL as it stands in requests and responses.
+func (t Type) URL() string { return typeURLs[t] }
+
+// String is the short name: cds, eds, lds or rds.
+func (t Type) String() string { return shortNames[t] }
+
+// HasWildcard tells whether a subscription without names means everything
+// (xDS protocol, "How the client specifies what resources to return": LDS and
+// CDS only).
+func (t Type) HasWildcard() bool { return t == Cluster || t == Listener }
+
+// TypeOf returns the type of a type URL; false for one the agent does not
+// serve.
+func TypeOf(url string) (Type, bool) {
+	for t, u := range typeURLs {
+		if u == url {
+			return Type(t), true
+		}
+	}
+	return 0, false
+}
+
+// Scope says which clients may see a resource: a client has an ordered list
+// of scopes, and of several resources with one type and name it sees that of
+// the first scope in its list. The zero Scope is shared by all clients.
+type Scope string
+
+// Shared is the scope of every client.
+const Shared Scope = ""
+
+// NamespaceScope is the scope of the clients of one Kubernetes namespace.
+func NamespaceScope(namespace string) Scope { return Scope("ns/" + namespace) }
+
+// NamedOnly tells whether resources of the scope stay outside wildcard
+// subscriptions: gRPC's API listeners are reachable by name only, since Envoy
+// warns about each one that comes in its wildcard (Envoy listener manager).
+func (s Scope) NamedOnly() bool { return len(s) > 4 && s[:4] == "api/" }
+
+// APIScope is the scope of the API listeners of one Kubernetes namespace; see
+// [Scope.NamedOnly].
+func APIScope(namespace string) Scope { return Scope("api/" + namespace) }
+
+// ID names one resource.
+type ID struct {
+	Type  Type
+	Name  string
+	Scope Scope
+}
+
+// Resource is an immutable, encoded resource.
+type Resource struct {
+	ID
+	// Version is derived from the content alone, so that an agent that
+	// restarts, or another agent, gives equal content an equal version.
+	Version string
+	// Body is shared by all responses that carry the resource; nobody may
+	// change it.
+	Body *anypb.Any
+}
+
+// NewResource validates and encodes m. It returns an error if m breaks its
+// own proto constraints (protoc-gen-validate) or cannot be encoded; such a
+// resource must not be published.
+func NewResource(id ID, m proto.Message) (*Resource, error) {
+	if v, ok := m.(interface{ ValidateAll() error }); ok {
+		if err := v.ValidateAll(); err != nil {
+			return nil, fmt.Errorf("%s %q is not valid: %w", id.Type, id.Name, err)
+		}
+	}
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s %q: %w", id.Type, id.Name, err)
+	}
+	sum := sha256.Sum256(value)
+	return &Resource{
+		ID:      id,
+		Version: hex.EncodeToString(sum[:8]),
+		Body:    &anypb.Any{TypeUrl: id.Type.URL(), Value: value},
+	}, nil
+}
+
+// Evidence says how much is known of the owners that could serve a name in a
+// scope. It decides what the absence of a name means.
+type Evidence uint8
+
+// The order matters: the worst of several scopes counts.
+const (
+	// Complete: every owner is known to have services or none. A name that
+	// is not published does not exist. It is the zero value.
+	Complete Evidence = iota
+	// Failed: some owner was asked in vain and will be asked again. A name
+	// that a client holds is not removed for want of evidence.
+	Failed
+	// Pending: some owner has not been asked to the end. As Failed, and a
+	// SotW client that holds something is not answered.
+	Pending
+)
+
+// Update is a set of changes that belong together. The zero Update changes
+// nothing.
+type Update struct {
+	Set    []*Resource
+	Remove []ID
+	// Evidence holds the scopes whose evidence changed.
+	Evidence map[Scope]Evidence
+}
+
+// Empty tells whether the update changes nothing.
+func (u *Update) Empty() bool {
+	return len(u.Set) == 0 && len(u.Remove) == 0 && len(u.Evidence) == 0
+}
