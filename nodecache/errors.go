@@ -1,0 +1,20 @@
+package nodecache
+
+import "errors"
+
+var (
+	// ErrStale indicates that a reservation's generation has ended: the
+	// owner's last pod was removed, or the owner was created again, after the
+	// reservation was made. What was collected for it must be thrown away.
+	ErrStale = errors.New("reservation is stale")
+
+	// ErrBusy indicates that the owner is being collected already.
+	ErrBusy = errors.New("owner is being collected")
+
+	// ErrOldRoute indicates that the directory holds a newer generation of the
+	// same route.
+	ErrOldRoute = errors.New("route is older than the one held")
+
+	// ErrClosed indicates that a subscription was closed.
+	ErrClosed = errors.New("subscription is closed")
+)

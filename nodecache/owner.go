@@ -1,0 +1,136 @@
+package nodecache
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Owner is an immutable view of one owner at one moment.
+type Owner struct {
+	Key       OwnerKey
+	Name      string // display name, as ReplicaSet/a-5d9
+	Workload  Workload
+	Created   time.Time // of the oldest pod seen in this generation; zero if unknown
+	Knowledge Knowledge
+	// Reason says why the knowledge is None or Failed.
+	Reason string
+	// NextTry is when a Failed owner is asked again.
+	NextTry time.Time
+	// Origin is that of Info, else declared, else empty.
+	Origin Origin
+	// Generation is 0 for an owner without pods.
+	Generation uint64
+	// Pods is sorted by namespace, name and UID. It is empty where only what
+	// was learned is left, or only a route names the owner.
+	Pods []Member
+	// Info is nil unless the owner was collected.
+	Info *Info
+	// Routes is sorted by route UID, rule and match.
+	Routes []RouteEntry
+}
+
+// Member is a pod of an owner.
+type Member struct {
+	*Pod
+	// Shadowed is set where another pod that is alive claims the same address:
+	// the address is not this pod's any more, and it gets no calls.
+	Shadowed bool
+}
+
+// Target is where a call to a service may go.
+type Target struct {
+	Addr netip.AddrPort
+	Pod  *Pod
+}
+
+// Services returns the names of the services of the owner, sorted: those of
+// its info and those that its pods declare.
+func (o *Owner) Services() []string {
+	var names []string
+	if o.Info != nil {
+		for _, p := range o.Info.Ports {
+			for _, s := range p.Services {
+				names = append(names, s.Name)
+			}
+		}
+	}
+	for _, m := range o.Pods {
+		for _, d := range m.Declared {
+			names = append(names, d.Services...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Targets returns where the service is served, in the order of Pods. A pod's
+// own declaration goes before the owner's info.
+func (o *Owner) Targets(service string) []Target {
+	var ts []Target
+	infoPort, inInfo := uint16(0), false
+	if o.Info != nil {
+		infoPort, inInfo = o.Info.port(service)
+	}
+	for _, m := range o.Pods {
+		if m.Shadowed {
+			continue
+		}
+		port, ok := m.declaredPort(service)
+		if !ok && inInfo && !m.declares(infoPort) {
+			port, ok = infoPort, true
+		}
+		if ok {
+			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
+		}
+	}
+	return ts
+}
+
+func (p *Pod) declaredPort(service string) (uint16, bool) {
+	for _, d := range p.Declared {
+		if _, ok := slices.BinarySearch(d.Services, service); ok {
+			return d.Port, true
+		}
+	}
+	return 0, false
+}
+
+// judge fills what follows from the stored knowledge and the pods: an owner
+// that nobody needs to ask is Known by declaration, or None.
+func (o *Owner) judge(stored Knowledge) {
+	o.Knowledge = stored
+	if o.Info != nil {
+		o.Origin = o.Info.Origin
+	}
+	if stored == None && o.Info != nil {
+		o.Reason = o.Info.Reason()
+	}
+	declared, dial, why := false, false, ""
+	for _, m := range o.Pods {
+		declared = declared || len(m.Declared) > 0
+		if len(m.DialPorts()) > 0 {
+			dial = true
+		} else if why == "" {
+			why = m.whyNoDial()
+		}
+	}
+	switch {
+	case declared && (stored == None || !dial):
+		o.Knowledge, o.Reason = Known, ""
+		if o.Info == nil || stored == None {
+			o.Origin = OriginDeclared
+		}
+	case stored == Unknown && !dial && len(o.Pods) > 0:
+		o.Knowledge, o.Reason = None, why
+	}
+}
+
+func compareMember(a, b Member) int {
+	return cmp.Or(
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.UID, b.UID),
+	)
+}
