@@ -53,6 +53,16 @@ func (s *Subscription) Next(ctx context.Context) ([]OwnerKey, error) {
 	}
 }
 
+// Poll is Next without the waiting: it returns nil if nothing changed.
+func (s *Subscription) Poll() []OwnerKey {
+	keys, _ := s.take()
+	return keys
+}
+
+// Changed returns a channel that delivers a value after changes came. One
+// value may stand for many changes, and one may come without any.
+func (s *Subscription) Changed() <-chan struct{} { return s.notify }
+
 // Close ends the subscription and every Next that waits.
 func (s *Subscription) Close() {
 	s.dir.mu.Lock()
