@@ -1,0 +1,198 @@
+package harness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// EnvoyOptions are the options of [StartEnvoy]. The zero value works.
+type EnvoyOptions struct {
+	// Concurrency is the number of worker threads; 0 means 1.
+	Concurrency int
+	// LogLevel is Envoy's --log-level; empty means warning.
+	LogLevel string
+	// Args are added to the command line.
+	Args []string
+}
+
+// Envoy is a running Envoy. Its methods are safe for concurrent use.
+type Envoy struct {
+	p      *process
+	client *http.Client
+}
+
+// StartEnvoy runs Envoy on a bootstrap in YAML or JSON and returns when its
+// admin interface answers, which is before any xDS resource is there; see
+// [Envoy.WaitReady]. The admin interface is the bootstrap's own, on a port of
+// loopback (0 works) or a unix socket; where it has none a port is added.
+// Listeners must be the test's own: two Envoys on one port would share its
+// connections silently. Envoy stops with the test.
+func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
+	t.Helper()
+	bin := Tool(t, "envoy")
+	dir, err := os.MkdirTemp("", "envoy-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+
+	config, socket, err := withAdmin(bootstrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, address := filepath.Join(dir, "bootstrap.yaml"), filepath.Join(dir, "admin-address")
+	if err := os.WriteFile(file, config, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	concurrency, level := max(1, opts.Concurrency), opts.LogLevel
+	if level == "" {
+		level = "warning"
+	}
+	args := append([]string{
+		"-c", file, "--disable-hot-restart", "--concurrency", strconv.Itoa(concurrency),
+		"--log-level", level, "--admin-address-path", address,
+	}, opts.Args...)
+	p, err := start(dir, "envoy", bin, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &Envoy{p: p, client: &http.Client{
+		Timeout: 10 * time.Second,
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				var d net.Dialer
+				if socket != "" {
+					return d.DialContext(ctx, "unix", socket)
+				}
+				at, err := os.ReadFile(address)
+				if err != nil {
+					return nil, err
+				}
+				return d.DialContext(ctx, "tcp", strings.TrimSpace(string(at)))
+			},
+		},
+	}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("tail of Envoy's log:\n%s", p.tail())
+		}
+		e.Stop()
+	})
+	Eventually(t, 30*time.Second, func() error {
+		if err := p.exited(); err != nil {
+			return errors.Join(errGiveUp, err)
+		}
+		_, err := e.Get("/server_info")
+		return err
+	})
+	return e
+}
+
+// withAdmin returns the bootstrap as JSON with an admin interface, and the path
+// of the admin's socket if it is on one.
+func withAdmin(bootstrap string) (config []byte, socket string, err error) {
+	var b map[string]any
+	if err := yaml.Unmarshal([]byte(bootstrap), &b); err != nil {
+		return nil, "", fmt.Errorf("bootstrap: %w", err)
+	}
+	var admin struct {
+		Admin *struct {
+			Address struct{ Pipe struct{ Path string } }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(bootstrap), &admin); err != nil {
+		return nil, "", fmt.Errorf("bootstrap: %w", err)
+	}
+	if admin.Admin != nil {
+		socket = admin.Admin.Address.Pipe.Path
+	} else {
+		b["admin"] = map[string]any{"address": map[string]any{
+			"socket_address": map[string]any{"address": "127.0.0.1", "port_value": 0},
+		}}
+	}
+	config, err = yaml.Marshal(b)
+	return config, socket, err
+}
+
+// Get is a GET on the admin interface. An answer other than 200 is an error
+// that carries the body.
+func (e *Envoy) Get(path string) (string, error) {
+	resp, err := e.client.Get("http://admin" + path)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", path, resp.Status, body)
+	}
+	return string(body), err
+}
+
+// Admin is Get that fails the test on an error.
+func (e *Envoy) Admin(t testing.TB, path string) string {
+	t.Helper()
+	body, err := e.Get(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+// Stat returns the value of the counter or gauge with exactly this name; false
+// if Envoy has none or does not answer.
+func (e *Envoy) Stat(name string) (uint64, bool) {
+	body, err := e.Get("/stats?filter=" + url.QueryEscape("^"+regexp.QuoteMeta(name)+"$"))
+	if err != nil {
+		return 0, false
+	}
+	value, found := strings.CutPrefix(strings.TrimSpace(body), name+": ")
+	n, err := strconv.ParseUint(value, 10, 64)
+	return n, found && err == nil
+}
+
+// WaitReady waits until Envoy is initialized: every first response that its
+// bootstrap asks for has come and what it warmed is warm.
+func (e *Envoy) WaitReady(t testing.TB, timeout time.Duration) {
+	t.Helper()
+	e.WaitFor(t, timeout, func() error {
+		_, err := e.Get("/ready")
+		return err
+	})
+}
+
+// WaitFor calls cond until it returns nil; the test fails if that does not
+// happen within the timeout, and at once if Envoy ends.
+func (e *Envoy) WaitFor(t testing.TB, timeout time.Duration, cond func() error) {
+	t.Helper()
+	Eventually(t, timeout, func() error {
+		if err := e.p.exited(); err != nil {
+			return errors.Join(errGiveUp, err)
+		}
+		return cond()
+	})
+}
+
+// Pid is Envoy's process id.
+func (e *Envoy) Pid() int { return e.p.cmd.Process.Pid }
+
+// Log returns the end of Envoy's log.
+func (e *Envoy) Log() string { return e.p.tail() }
+
+// Stop ends Envoy and returns when it has gone. It may be called again.
+func (e *Envoy) Stop() { e.p.stop() }
