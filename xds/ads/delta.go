@@ -1,0 +1,242 @@
+package ads
+
+import (
+	"time"
+
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// DeltaAggregatedResources serves one incremental stream.
+func (s *Server) DeltaAggregatedResources(g discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	st := newStream(s, true)
+	return st.run(g.Context(), func() error {
+		req, err := g.Recv()
+		if err != nil {
+			return err
+		}
+		return st.receiveDelta(req)
+	}, func(m *message) error { return g.Send(m.delta) })
+}
+
+func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
+	t, ok, err := st.served(req.GetTypeUrl())
+	if err != nil {
+		return err
+	}
+	if err := st.introduce(req.GetNode()); err != nil || !ok {
+		return err
+	}
+	if report := st.applyDelta(t, req); report != nil {
+		report()
+	}
+	return nil
+}
+
+func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) func() {
+	st.s.mu.RLock()
+	defer st.s.mu.RUnlock()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.began.IsZero() {
+		st.began = time.Now()
+	}
+	ts := &st.types[t]
+	first := !ts.seen
+	ts.seen = true
+	// A nonce that is not the latest makes the request no ACK; its
+	// subscriptions count all the same (xDS protocol, incremental).
+	report := st.settle(t, req.GetResponseNonce(), req.GetErrorDetail())
+	for _, name := range req.GetResourceNamesUnsubscribe() {
+		st.unsubscribe(t, name)
+	}
+	if first && len(req.GetResourceNamesSubscribe()) == 0 && t.HasWildcard() {
+		st.enterWildcard(t, false)
+	}
+	for _, name := range req.GetResourceNamesSubscribe() {
+		st.subscribe(t, name)
+	}
+	if first {
+		for name, version := range req.GetInitialResourceVersions() {
+			st.bring(t, name, version)
+		}
+	}
+	return report
+}
+
+// subscribe makes the name wanted and sends it in any case: a client that
+// names what it has may have forgotten it.
+func (st *stream) subscribe(t xds.Type, name string) {
+	ts := &st.types[t]
+	if name == wildcard {
+		st.enterWildcard(t, ts.wildcard)
+		return
+	}
+	id, ok := st.s.table.names[name]
+	if ok {
+		ts.subscribed.set(id)
+		if st.s.table.resolve(t, id, st.scopes, true) != nil {
+			ts.gone.clear(id)
+			ts.dirty.set(id)
+			return
+		}
+		ts.forget(id)
+	} else {
+		ts.miss(name)
+	}
+	if _, ok := ts.brought[name]; !ok {
+		ts.owe(name)
+	}
+}
+
+func (st *stream) unsubscribe(t xds.Type, name string) {
+	ts := &st.types[t]
+	if name == wildcard {
+		if ts.wildcard {
+			st.leaveWildcard(t)
+		}
+		return
+	}
+	if !st.subscribesTo(ts, name) {
+		return
+	}
+	delete(ts.missing, name)
+	delete(ts.owed, name)
+	id, ok := st.s.table.names[name]
+	if ok {
+		ts.subscribed.clear(id)
+	}
+	if !ts.wildcard {
+		delete(ts.brought, name)
+		if ok {
+			ts.forget(id)
+		}
+		return
+	}
+	// The client cannot know whether the wildcard still holds the name, so it
+	// is told (xDS protocol, "Unsubscribing From Resources").
+	if ok && st.s.table.resolve(t, id, st.scopes, false) != nil {
+		ts.dirty.set(id)
+		return
+	}
+	if ok {
+		ts.forget(id)
+	}
+	if _, ok := ts.brought[name]; !ok {
+		ts.owe(name)
+	}
+}
+
+// bring takes note of a resource that the client has from an earlier stream.
+func (st *stream) bring(t xds.Type, name, version string) {
+	ts, tb := &st.types[t], &st.s.table
+	named := st.subscribesTo(ts, name)
+	if !named && !ts.wildcard {
+		return
+	}
+	id, ok := tb.names[name]
+	if ok {
+		if e := tb.resolve(t, id, st.scopes, named); e != nil {
+			ts.held.set(id)
+			// A CLA whose cluster was sent on this stream goes out again even
+			// if the client has it: the cluster is new (envoy#22418).
+			again := t == xds.Endpoint && st.types[xds.Cluster].sent.has(id)
+			if e.res.Version == version && !again {
+				ts.dirty.clear(id)
+			}
+			return
+		}
+		if tb.removedHere(t, id, st.scopes) {
+			delete(ts.owed, name)
+			ts.held.set(id)
+			ts.gone.set(id)
+			return
+		}
+	}
+	delete(ts.owed, name)
+	if ts.brought == nil {
+		ts.brought = map[string]string{}
+	}
+	ts.brought[name] = version
+}
+
+// buildDelta makes the next response of a type; false if there is nothing to
+// say. Called with both locks held.
+func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
+	ts, tb := &st.types[t], &st.s.table
+	var resources []*discovery.Resource
+	var removed []string
+	size := 0
+	fits := func(n int) bool {
+		if size > 0 && size+n > maxResponse {
+			return false
+		}
+		size += n
+		return true
+	}
+	ts.carried.reset()
+	if p.additions {
+		ts.dirty.each(p.without, func(id uint32) bool {
+			e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+			if e == nil {
+				ts.dirty.clear(id)
+				return true
+			}
+			if !fits(e.size) {
+				return false
+			}
+			ts.dirty.clear(id)
+			ts.held.set(id)
+			ts.carried.set(id)
+			resources = append(resources, e.wire)
+			return true
+		})
+	}
+	for name := range ts.owed {
+		if !fits(len(name) + 4) {
+			break
+		}
+		delete(ts.owed, name)
+		removed = append(removed, name)
+	}
+	if p.removals {
+		// A CLA is not removed before its cluster.
+		var without bitset
+		if t == xds.Endpoint {
+			without = st.types[xds.Cluster].gone
+		}
+		ts.gone.each(without, func(id uint32) bool {
+			name := tb.slots[id].name
+			if !fits(len(name) + 4) {
+				return false
+			}
+			ts.forget(id)
+			ts.carried.set(id)
+			removed = append(removed, name)
+			return true
+		})
+		for name := range ts.brought {
+			if !p.complete || !fits(len(name)+4) {
+				break
+			}
+			delete(ts.brought, name)
+			removed = append(removed, name)
+		}
+	}
+	if len(resources)+len(removed) == 0 && !(ts.answer && p.additions) {
+		return message{}, false
+	}
+	if t == xds.Cluster {
+		ts.sent.add(ts.carried)
+		st.followUp(ts.carried)
+	}
+	version := tb.version(t, st.scopes)
+	return message{t: t, resources: len(resources), delta: &discovery.DeltaDiscoveryResponse{
+		SystemVersionInfo: version,
+		TypeUrl:           t.URL(),
+		Resources:         resources,
+		RemovedResources:  removed,
+		Nonce:             st.dispatch(ts, version),
+	}}, true
+}

@@ -1,0 +1,44 @@
+package ads
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+type metrics struct {
+	gate      prometheus.Gauge
+	streams   *prometheus.GaugeVec
+	responses *prometheus.CounterVec
+	resources *prometheus.CounterVec
+	nacks     *prometheus.CounterVec
+	held      prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	counter := func(name, help string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"type"})
+		for t := range xds.Type(xds.NumTypes) {
+			c.WithLabelValues(t.String())
+		}
+		return c
+	}
+	m := &metrics{
+		gate: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "fingerpost_ads_gate_open", Help: "1 once clients are answered."}),
+		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "fingerpost_ads_streams", Help: "Open ADS streams by API (delta or sotw)."}, []string{"api"}),
+		responses: counter("fingerpost_ads_responses_total", "Responses sent, by resource type."),
+		resources: counter("fingerpost_ads_resources_total", "Resource bodies sent, by resource type."),
+		nacks:     counter("fingerpost_ads_nacks_total", "Responses that clients refused, by resource type."),
+		held: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fingerpost_ads_held_streams_total", Help: "Streams closed because an answer was withheld for too long."}),
+	}
+	for _, api := range []string{"delta", "sotw"} {
+		m.streams.WithLabelValues(api)
+	}
+	if reg != nil {
+		reg.MustRegister(m.gate, m.streams, m.responses, m.resources, m.nacks, m.held)
+	}
+	return m
+}

@@ -1,0 +1,257 @@
+package ads
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// DefaultHoldLimit is how long a stream is held while the gate is closed. It
+// lies below the 15 s after which gRPC takes an unanswered resource as absent
+// (gRFC A27).
+const DefaultHoldLimit = 10 * time.Second
+
+// Options configure a [Server]. The zero Options work.
+type Options struct {
+	// Scopes returns what a client may see, by its node, as an ordered list:
+	// of several resources with one type and name the client sees that of the
+	// first scope. It is called once for each stream, at its first request,
+	// with a node that is never nil. An error ends the stream with
+	// INVALID_ARGUMENT and the error's text. Nil means [xds.Shared] for all.
+	Scopes func(*corev3.Node) ([]xds.Scope, error)
+	// Pod returns "namespace/name" of the pod that a node stands for, "" if
+	// it is not known. Nil means unknown for all. It is called with the
+	// server's locks free.
+	Pod func(*corev3.Node) string
+	// Identifier is sent as control_plane.identifier in SotW responses; Envoy
+	// shows it as a statistic. Empty: not sent.
+	Identifier string
+	// HoldLimit bounds how long a request waits for an answer that the server
+	// withholds. Zero means [DefaultHoldLimit].
+	HoldLimit time.Duration
+	// Logger takes few lines; nil discards them.
+	Logger *slog.Logger
+	// Registerer takes the metrics; nil: they are kept unregistered.
+	Registerer prometheus.Registerer
+}
+
+// Server answers the aggregated discovery service, SotW and delta, from one
+// set of tables. See the package comment for the life of a response. All
+// methods are safe for concurrent use.
+type Server struct {
+	discovery.UnimplementedAggregatedDiscoveryServiceServer
+
+	// Set at creation, read-only.
+	opts    Options
+	log     *slog.Logger
+	metrics *metrics
+	closing chan struct{} // closed when the server stops
+
+	// mu guards the tables and what all streams share. It is taken before a
+	// stream's own lock, and never held while anything is sent or received.
+	mu      sync.RWMutex
+	table   table
+	streams map[*stream]struct{}
+	open    bool
+	spread  time.Duration
+	stopped bool
+	sweepAt int
+
+	// nackMu guards which refusals were logged.
+	nackMu sync.Mutex
+	nacked map[string]struct{}
+}
+
+// New returns a server with empty tables and a closed gate.
+func New(opts Options) *Server {
+	if opts.HoldLimit <= 0 {
+		opts.HoldLimit = DefaultHoldLimit
+	}
+	if opts.Scopes == nil {
+		opts.Scopes = func(*corev3.Node) ([]xds.Scope, error) { return []xds.Scope{xds.Shared}, nil }
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Server{
+		opts:    opts,
+		log:     opts.Logger,
+		metrics: newMetrics(opts.Registerer),
+		closing: make(chan struct{}),
+		table:   newTable(),
+		streams: map[*stream]struct{}{},
+		sweepAt: minSweep,
+		nacked:  map[string]struct{}{},
+	}
+}
+
+// Publish applies u to the tables and marks what is dirty for each stream. It
+// sends nothing, encodes nothing and waits for no client. Of an ID that is
+// both removed and set, the set counts. A resource that is published with the
+// version it has already changes nothing.
+func (s *Server) Publish(u xds.Update) {
+	if u.Empty() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := make([]change, 0, len(u.Set)+len(u.Remove))
+	for _, id := range u.Remove {
+		if c, ok := s.table.remove(id); ok {
+			changes = append(changes, c)
+		}
+	}
+	for _, r := range u.Set {
+		if c, ok := s.table.put(r); ok {
+			changes = append(changes, c)
+		}
+	}
+	for scope, ev := range u.Evidence {
+		s.table.scopes[s.table.scopeID(scope)].evidence = ev
+	}
+	for st := range s.streams {
+		if st.mark(changes) || len(u.Evidence) > 0 {
+			st.wake()
+		}
+	}
+	if s.table.dead >= s.sweepAt {
+		s.sweep()
+	}
+}
+
+// minSweep is the number of dead names below which no sweep is worth its cost.
+const minSweep = 256
+
+// sweep gives back the ids of names that nobody has and nobody holds. A stream
+// that is subscribed to such a name keeps the name itself. Called with mu held.
+func (s *Server) sweep() {
+	var used, dropped bitset
+	for st := range s.streams {
+		st.uses(&used)
+	}
+	for id := range s.table.slots {
+		sl := &s.table.slots[id]
+		if sl.name != "" && sl.live == 0 && !used.has(uint32(id)) {
+			dropped.set(uint32(id))
+		}
+	}
+	for st := range s.streams {
+		st.release(dropped)
+	}
+	dropped.each(nil, func(id uint32) bool { s.table.drop(id); return true })
+	s.sweepAt = max(minSweep, 2*s.table.dead)
+}
+
+// OpenGate lets the server answer. Before, requests are noted and held. It may
+// be called more than once.
+func (s *Server) OpenGate() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open {
+		return
+	}
+	s.open = true
+	s.metrics.gate.Set(1)
+	for st := range s.streams {
+		st.wake()
+	}
+}
+
+// Shutdown ends the service: new streams are refused, running ones are closed
+// with UNAVAILABLE at random moments within spread, so that not all clients
+// come back at once. It returns when no stream is left, or ctx's error when
+// ctx ends first. The caller then stops the gRPC server with Stop, since
+// GracefulStop would wait for streams that never end.
+func (s *Server) Shutdown(ctx context.Context, spread time.Duration) error {
+	s.mu.Lock()
+	if !s.stopped {
+		s.stopped, s.spread = true, spread
+		close(s.closing)
+	}
+	running := make([]*stream, 0, len(s.streams))
+	for st := range s.streams {
+		running = append(running, st)
+	}
+	s.mu.Unlock()
+	for _, st := range running {
+		select {
+		case <-st.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// jitter is how long a stream lives on after the server began to stop.
+func (s *Server) jitter() time.Duration {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.spread <= 0 {
+		return 0
+	}
+	return rand.N(s.spread)
+}
+
+// begin enters a stream; false if the server stops.
+func (s *Server) begin(st *stream) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return false
+	}
+	s.streams[st] = struct{}{}
+	s.metrics.streams.WithLabelValues(st.kind()).Inc()
+	return true
+}
+
+func (s *Server) end(st *stream) {
+	s.mu.Lock()
+	delete(s.streams, st)
+	s.mu.Unlock()
+	s.metrics.streams.WithLabelValues(st.kind()).Dec()
+	close(st.done)
+}
+
+// scopesOf asks once for the scopes of a node and gives them their ids.
+func (s *Server) scopesOf(node *corev3.Node) ([]uint32, error) {
+	scopes, err := s.opts.Scopes(node)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make([]uint32, len(scopes))
+	for i, sc := range scopes {
+		ids[i] = s.table.scopeID(sc)
+	}
+	return ids, nil
+}
+
+// maxNacked bounds the memory of logged refusals.
+const maxNacked = 1024
+
+// refused counts a NACK and logs it once for each distinct message.
+func (s *Server) refused(client string, t xds.Type, n *Nack, resources int) {
+	s.metrics.nacks.WithLabelValues(t.String()).Inc()
+	key := t.String() + "\x00" + client + "\x00" + n.Error
+	s.nackMu.Lock()
+	_, known := s.nacked[key]
+	if len(s.nacked) >= maxNacked {
+		clear(s.nacked)
+	}
+	s.nacked[key] = struct{}{}
+	s.nackMu.Unlock()
+	if !known {
+		s.log.Warn("client refused a response", "client", client, "type", t.String(),
+			"version", n.Version, "resources", resources, "error", n.Error)
+	}
+}

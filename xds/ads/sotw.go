@@ -1,0 +1,233 @@
+package ads
+
+import (
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// StreamAggregatedResources serves one state-of-the-world stream.
+func (s *Server) StreamAggregatedResources(g discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+	st := newStream(s, false)
+	return st.run(g.Context(), func() error {
+		req, err := g.Recv()
+		if err != nil {
+			return err
+		}
+		return st.receiveSotW(req)
+	}, func(m *message) error { return g.Send(m.sotw) })
+}
+
+func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
+	t, ok, err := st.served(req.GetTypeUrl())
+	if err != nil {
+		return err
+	}
+	if err := st.introduce(req.GetNode()); err != nil || !ok {
+		return err
+	}
+	if report := st.applySotW(t, req); report != nil {
+		report()
+	}
+	return nil
+}
+
+// fullSet tells that each response of the type is all that the client has, so
+// that absence removes (xDS protocol, "Deleting Resources": LDS and CDS).
+func fullSet(t xds.Type) bool { return t == xds.Cluster || t == xds.Listener }
+
+func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() {
+	st.s.mu.RLock()
+	defer st.s.mu.RUnlock()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.began.IsZero() {
+		st.began = time.Now()
+	}
+	ts, tb := &st.types[t], &st.s.table
+	first := !ts.seen
+	if !first && req.GetResponseNonce() != ts.nonce {
+		return nil // stale: the client repeats it with the latest nonce
+	}
+	ts.seen = true
+	report := st.settle(t, req.GetResponseNonce(), req.GetErrorDetail())
+
+	names := req.GetResourceNames()
+	// Without names a request means everything until the first name was sent.
+	all := len(names) == 0 && !ts.named && t.HasWildcard()
+	ts.named = ts.named || len(names) > 0
+	var subscribed bitset
+	clear(ts.missing)
+	for _, name := range names {
+		if name == wildcard {
+			all = true
+		} else if id, ok := tb.names[name]; ok {
+			subscribed.set(id)
+		} else {
+			ts.miss(name)
+		}
+	}
+	was := ts.subscribed
+	ts.subscribed = subscribed
+	switch {
+	case ts.wildcard && !all:
+		st.leaveWildcard(t)
+	case !ts.wildcard:
+		was.each(subscribed, func(id uint32) bool { ts.forget(id); return true })
+		if all {
+			st.enterWildcard(t, false)
+		}
+	}
+	subscribed.each(was, func(id uint32) bool {
+		if tb.resolve(t, id, st.scopes, true) != nil {
+			ts.dirty.set(id)
+		}
+		return true
+	})
+	if first {
+		st.resume(t, req.GetVersionInfo())
+	}
+	return report
+}
+
+// resume takes note of the version that a client brings from an earlier stream.
+func (st *stream) resume(t xds.Type, version string) {
+	ts := &st.types[t]
+	if version == "" {
+		return
+	}
+	if st.s.table.evidence(st.scopes) == xds.Pending || !st.s.open {
+		ts.gated = time.Now()
+	}
+	if !fullSet(t) {
+		return
+	}
+	// An equal version proves an equal set only where the set is not of the
+	// client's choosing (xDS protocol, "Resource Type Instance Version").
+	if ts.wildcard && ts.subscribed.empty() && len(ts.missing) == 0 {
+		ts.resume = version
+	}
+	ts.answer = true
+}
+
+// members calls f for each entry that the stream is subscribed to.
+func (st *stream) members(t xds.Type, f func(id uint32, e *entry)) {
+	ts, tb := &st.types[t], &st.s.table
+	visit := func(id uint32) bool {
+		if e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id)); e != nil {
+			f(id, e)
+		}
+		return true
+	}
+	if !ts.wildcard {
+		ts.subscribed.each(nil, visit)
+		return
+	}
+	for id := range tb.slots {
+		visit(uint32(id))
+	}
+}
+
+// buildSotW makes the next response of a type; false if there is nothing to
+// say. Called with both locks held.
+func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
+	if fullSet(t) {
+		return st.buildFull(t, p)
+	}
+	ts, tb := &st.types[t], &st.s.table
+	// Nothing can be removed of these types by protocol.
+	ts.gone.each(nil, func(id uint32) bool { ts.forget(id); return true })
+	var bodies []*anypb.Any
+	size := 0
+	ts.carried.reset()
+	if p.additions {
+		ts.dirty.each(p.without, func(id uint32) bool {
+			e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+			if e != nil {
+				if size > 0 && size+e.size > maxResponse {
+					return false
+				}
+				size += e.size
+				ts.held.set(id)
+				ts.carried.set(id)
+				bodies = append(bodies, e.res.Body)
+			}
+			ts.dirty.clear(id)
+			return true
+		})
+	}
+	if len(bodies) == 0 {
+		return message{}, false
+	}
+	var version sum
+	st.members(t, func(_ uint32, e *entry) { version = version.plus(e.sum) })
+	return st.sotw(t, version.String(), bodies), true
+}
+
+// buildFull makes a response that holds all that the client may have. Clusters
+// whose removal is not due yet stay in it.
+func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
+	ts := &st.types[t]
+	removals := p.removals && !ts.gone.empty()
+	if !(p.additions && (!ts.dirty.empty() || ts.answer)) && !removals {
+		return message{}, false
+	}
+	if p.removals {
+		clear(ts.retained)
+	}
+	var version sum
+	var bodies []*anypb.Any
+	var present bitset
+	take := func(id uint32, e *entry) {
+		version = version.plus(e.sum)
+		bodies = append(bodies, e.res.Body)
+		present.set(id)
+	}
+	st.members(t, take)
+	for id, e := range ts.retained {
+		take(id, e)
+	}
+	if ts.resume != "" {
+		same := ts.resume == version.String()
+		ts.resume = ""
+		if same {
+			ts.held, ts.answer = present, false
+			ts.dirty.reset()
+			ts.sentVersion, ts.ackedVersion = version.String(), version.String()
+			return message{}, false
+		}
+	}
+	if len(bodies) == 0 && !ts.wildcard && !removals && !p.complete {
+		return message{}, false // silence is not proof of absence
+	}
+	if t == xds.Cluster {
+		// Only what is new to the client warms: Envoy skips an equal cluster.
+		ts.dirty.keep(present)
+		ts.sent.add(ts.dirty)
+		st.followUp(ts.dirty)
+	}
+	ts.carried = append(ts.carried[:0], present...)
+	ts.held = present
+	ts.dirty.reset()
+	if p.removals {
+		ts.gone.reset()
+	}
+	return st.sotw(t, version.String(), bodies), true
+}
+
+func (st *stream) sotw(t xds.Type, version string, bodies []*anypb.Any) message {
+	r := &discovery.DiscoveryResponse{
+		VersionInfo: version,
+		TypeUrl:     t.URL(),
+		Resources:   bodies,
+		Nonce:       st.dispatch(&st.types[t], version),
+	}
+	if id := st.s.opts.Identifier; id != "" {
+		r.ControlPlane = &corev3.ControlPlane{Identifier: id}
+	}
+	return message{t: t, resources: len(bodies), sotw: r}
+}

@@ -1,0 +1,495 @@
+package ads
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// wildcard is the name that stands for everything a client may see.
+const wildcard = "*"
+
+// maxResponse bounds the bytes of one response in bytes, but for a single
+// resource that is larger and for SotW CDS and LDS, which are whole by
+// protocol.
+const maxResponse = 1 << 20
+
+// stream is one client. Its handler goroutine alone sends; a second goroutine
+// receives.
+type stream struct {
+	// Set at creation, read-only.
+	s         *Server
+	delta     bool
+	connected time.Time
+	notify    chan struct{} // capacity 1
+	done      chan struct{} // closed when the handler returns
+
+	// mu guards all below. It is taken after the server's lock.
+	mu     sync.Mutex
+	node   *corev3.Node // nil before the first request
+	scopes []uint32
+	began  time.Time // of the first request of a served type
+	nonce  uint64
+	types  [xds.NumTypes]typeState
+}
+
+// typeState is what a stream knows of one type. The bitsets hold table ids; no
+// id is in both dirty and gone.
+type typeState struct {
+	seen     bool // a request came
+	wildcard bool
+
+	subscribed bitset // by name
+	dirty      bitset // to be sent
+	gone       bitset // held, and to be removed
+	held       bitset // sent on this stream, or brought and equal
+	sent       bitset // sent on this stream; clusters only
+
+	missing map[string]struct{} // subscribed names without an id
+	owed    map[string]struct{} // delta: names to be answered with a removal
+	brought map[string]string   // delta: name and version that the client holds and the table has not
+	answer  bool                // a response is owed even if it is empty
+
+	named    bool              // SotW: a request held a name
+	resume   string            // SotW: version of a first pure wildcard request
+	gated    time.Time         // SotW: since when the type waits for evidence; zero: it does not
+	retained map[uint32]*entry // SotW: clusters that stay in the set until their removal is due
+
+	inFlight     bool   // a response is not acknowledged
+	nonce        string // of the last response
+	carried      bitset // ids in the last response
+	refused      bitset // ids in the response that nack is about
+	sentVersion  string
+	ackedVersion string
+	nack         *Nack
+}
+
+// message is a response on its way to the client.
+type message struct {
+	t         xds.Type
+	resources int
+	delta     *discovery.DeltaDiscoveryResponse
+	sotw      *discovery.DiscoveryResponse
+}
+
+func newStream(s *Server, delta bool) *stream {
+	return &stream{
+		s: s, delta: delta, connected: time.Now(),
+		notify: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+}
+
+func (st *stream) kind() string {
+	if st.delta {
+		return "delta"
+	}
+	return "sotw"
+}
+
+// wake tells the sending goroutine to look. It never blocks.
+func (st *stream) wake() {
+	select {
+	case st.notify <- struct{}{}:
+	default:
+	}
+}
+
+// run serves the stream until it ends. receive takes and applies one request.
+func (st *stream) run(ctx context.Context, receive func() error, send func(*message) error) error {
+	if !st.s.begin(st) {
+		return errStopping
+	}
+	defer st.s.end(st)
+	// The goroutine ends when the handler has returned, which fails receive.
+	failed := make(chan error, 1)
+	go func() {
+		for {
+			if err := receive(); err != nil {
+				failed <- err
+				return
+			}
+			st.wake()
+		}
+	}()
+	hold := time.NewTimer(time.Hour)
+	defer hold.Stop()
+	closing := st.s.closing
+	var stop <-chan time.Time
+	for {
+		msgs, until := st.collect()
+		for i := range msgs {
+			if err := send(&msgs[i]); err != nil {
+				return err
+			}
+			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
+			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].resources))
+		}
+		hold.Stop()
+		if !until.IsZero() {
+			left := time.Until(until)
+			if left <= 0 {
+				st.s.metrics.held.Inc()
+				return st.heldError()
+			}
+			hold.Reset(left)
+		}
+		select {
+		case <-st.notify:
+		case <-hold.C:
+		case err := <-failed:
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		case <-closing:
+			closing = nil
+			stop = time.After(st.s.jitter())
+		case <-stop:
+			return errStopping
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
+	}
+}
+
+var errStopping = status.Error(codes.Unavailable, "the agent is stopping; connect again")
+
+func (st *stream) heldError() error {
+	st.s.mu.RLock()
+	open := st.s.open
+	st.s.mu.RUnlock()
+	if !open {
+		return status.Errorf(codes.Unavailable,
+			"the agent is still starting: it has not learned the cluster's pods within %v; connect again", st.s.opts.HoldLimit)
+	}
+	return status.Errorf(codes.Unavailable,
+		"the agent is still starting: some owner's services are not known after %v, and an answer now could remove what this client holds; connect again",
+		st.s.opts.HoldLimit)
+}
+
+// introduce keeps the node of the first request and asks for its scopes.
+func (st *stream) introduce(node *corev3.Node) error {
+	st.mu.Lock()
+	known := st.node != nil
+	st.mu.Unlock()
+	if known {
+		return nil
+	}
+	if node == nil {
+		node = &corev3.Node{}
+	}
+	scopes, err := st.s.scopesOf(node)
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	st.mu.Lock()
+	st.node, st.scopes = node, scopes
+	st.mu.Unlock()
+	return nil
+}
+
+// served returns the type of a request; false for a type that is not served,
+// which is left unanswered.
+func (st *stream) served(url string) (xds.Type, bool, error) {
+	if url == "" {
+		return 0, false, status.Error(codes.InvalidArgument, "type_url is required on an aggregated stream")
+	}
+	t, ok := xds.TypeOf(url)
+	return t, ok, nil
+}
+
+// settle takes a request as ACK or NACK of the response in flight if it names
+// its nonce. Called with mu held; the returned function, which may be nil, is
+// to be called without.
+func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) func() {
+	ts := &st.types[t]
+	if !ts.inFlight || nonce != ts.nonce {
+		return nil
+	}
+	ts.inFlight = false
+	if detail == nil {
+		ts.ackedVersion = ts.sentVersion
+		if ts.nack != nil && ts.refused.intersects(ts.carried) {
+			ts.nack, ts.refused = nil, nil
+		}
+		return nil
+	}
+	n := &Nack{Version: ts.sentVersion, Error: detail.GetMessage(), At: time.Now()}
+	ts.nack = n
+	ts.refused = append(bitset(nil), ts.carried...)
+	resources := 0
+	ts.refused.each(nil, func(uint32) bool { resources++; return true })
+	client := st.node.GetId()
+	return func() { st.s.refused(client, t, n, resources) }
+}
+
+// mark notes what changes mean for this stream; true if it should look.
+// Called with the server's lock held for writing.
+func (st *stream) mark(changes []change) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	look := false
+	for i := range changes {
+		if st.types[changes[i].t].seen && st.markOne(&changes[i]) {
+			look = true
+		}
+	}
+	return look
+}
+
+func (st *stream) markOne(c *change) bool {
+	tb, ts := &st.s.table, &st.types[c.t]
+	name := ""
+	if len(ts.missing)+len(ts.owed)+len(ts.brought) > 0 {
+		name = tb.slots[c.id].name
+	}
+	if _, ok := ts.missing[name]; ok {
+		delete(ts.missing, name)
+		ts.subscribed.set(c.id)
+	}
+	at := rank(st.scopes, c.scope)
+	if at < 0 {
+		return false
+	}
+	named := ts.subscribed.has(c.id)
+	if !named && (!ts.wildcard || tb.scopes[c.scope].namedOnly) {
+		return false
+	}
+	e := tb.resolve(c.t, c.id, st.scopes, named)
+	if e != nil {
+		if rank(st.scopes, e.scope) < at {
+			return false // an earlier scope hides the change
+		}
+		delete(ts.retained, c.id)
+		ts.gone.clear(c.id)
+		delete(ts.owed, name)
+		if version, ok := ts.brought[name]; ok {
+			delete(ts.brought, name)
+			ts.held.set(c.id)
+			if version == e.res.Version {
+				return false
+			}
+		}
+		ts.dirty.set(c.id)
+		return true
+	}
+	ts.dirty.clear(c.id)
+	switch {
+	case ts.held.has(c.id):
+		ts.gone.set(c.id)
+		if !st.delta && c.t == xds.Cluster && c.old != nil {
+			if ts.retained == nil {
+				ts.retained = map[uint32]*entry{}
+			}
+			if ts.retained[c.id] == nil {
+				ts.retained[c.id] = c.old
+			}
+		}
+		return true
+	case named && st.delta:
+		ts.owe(tb.slots[c.id].name)
+		return true
+	}
+	return false
+}
+
+// uses adds the ids that the stream still has to speak of.
+func (st *stream) uses(used *bitset) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for t := range st.types {
+		used.add(st.types[t].dirty)
+		used.add(st.types[t].gone)
+		used.add(st.types[t].held)
+	}
+}
+
+// release goes on to know the names of dropped ids by the names alone, since
+// the ids will mean others. Called with the server's lock held for writing.
+func (st *stream) release(dropped bitset) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for t := range st.types {
+		ts := &st.types[t]
+		ts.subscribed.each(nil, func(id uint32) bool {
+			if dropped.has(id) {
+				ts.miss(st.s.table.slots[id].name)
+			}
+			return true
+		})
+		for _, b := range []bitset{ts.subscribed, ts.sent, ts.carried, ts.refused} {
+			b.drop(dropped)
+		}
+	}
+}
+
+func (ts *typeState) owe(name string) {
+	if ts.owed == nil {
+		ts.owed = map[string]struct{}{}
+	}
+	ts.owed[name] = struct{}{}
+}
+
+func (ts *typeState) miss(name string) {
+	if ts.missing == nil {
+		ts.missing = map[string]struct{}{}
+	}
+	ts.missing[name] = struct{}{}
+}
+
+// busy tells that nothing may be sent for the type now.
+func (ts *typeState) busy() bool { return !ts.seen || ts.inFlight || !ts.gated.IsZero() }
+
+// forget drops what is known of the client's copy of a resource.
+func (ts *typeState) forget(id uint32) {
+	ts.dirty.clear(id)
+	ts.gone.clear(id)
+	ts.held.clear(id)
+	delete(ts.retained, id)
+}
+
+// enterWildcard marks all that the stream may see and does not hold.
+func (st *stream) enterWildcard(t xds.Type, again bool) {
+	ts := &st.types[t]
+	ts.wildcard, ts.answer = true, true
+	for id := range st.s.table.slots {
+		id := uint32(id)
+		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, st.scopes, ts.subscribed.has(id)) != nil {
+			ts.dirty.set(id)
+		}
+	}
+}
+
+// leaveWildcard forgets what came by the wildcard alone.
+func (st *stream) leaveWildcard(t xds.Type) {
+	ts := &st.types[t]
+	ts.wildcard, ts.answer = false, false
+	ts.held.keep(ts.subscribed)
+	ts.dirty.keep(ts.subscribed)
+	ts.gone.keep(ts.subscribed)
+	for id := range ts.retained {
+		if !ts.subscribed.has(id) {
+			delete(ts.retained, id)
+		}
+	}
+	for name := range ts.brought {
+		if !st.subscribesTo(ts, name) {
+			delete(ts.brought, name)
+		}
+	}
+}
+
+func (st *stream) subscribesTo(ts *typeState, name string) bool {
+	if _, ok := ts.missing[name]; ok {
+		return true
+	}
+	id, ok := st.s.table.names[name]
+	return ok && ts.subscribed.has(id)
+}
+
+// collect takes what may be sent now, in order, and returns until when the
+// stream may go on to wait for something that is withheld (zero: nothing is).
+// All types are looked at in one piece, so that a stream of endpoint changes
+// never keeps a route waiting.
+func (st *stream) collect() ([]message, time.Time) {
+	st.s.mu.RLock()
+	defer st.s.mu.RUnlock()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.began.IsZero() {
+		return nil, time.Time{}
+	}
+	if !st.s.open {
+		return nil, st.began.Add(st.s.opts.HoldLimit)
+	}
+	evidence := st.s.table.evidence(st.scopes)
+	var until time.Time
+	for t := range st.types {
+		ts := &st.types[t]
+		if ts.gated.IsZero() {
+			continue
+		}
+		if evidence != xds.Pending {
+			ts.gated = time.Time{}
+		} else if end := ts.gated.Add(st.s.opts.HoldLimit); until.IsZero() || end.Before(until) {
+			until = end
+		}
+	}
+	build := st.buildSotW
+	if st.delta {
+		build = st.buildDelta
+	}
+	var msgs []message
+	add := func(t xds.Type, p part) {
+		if st.types[t].busy() {
+			return
+		}
+		p.complete = evidence == xds.Complete
+		if m, ok := build(t, p); ok {
+			msgs = append(msgs, m)
+		}
+	}
+	cds, eds := &st.types[xds.Cluster], &st.types[xds.Endpoint]
+	add(xds.Cluster, part{additions: true, removals: st.unreferenced()})
+	add(xds.Endpoint, part{additions: true, removals: true, without: cds.dirty})
+	for _, t := range []xds.Type{xds.Listener, xds.Route} {
+		ready := cds.dirty.empty() && eds.dirty.empty()
+		add(t, part{additions: ready, removals: ready})
+	}
+	if st.unreferenced() && cds.dirty.empty() {
+		add(xds.Cluster, part{removals: true})
+		add(xds.Endpoint, part{removals: true})
+	}
+	return msgs, until
+}
+
+// part says what a response may hold.
+type part struct {
+	additions bool
+	removals  bool
+	without   bitset // ids that have to wait
+	complete  bool   // the evidence: brought names may be removed
+}
+
+// unreferenced tells that nothing which could still refer to a removed cluster
+// waits to be sent.
+func (st *stream) unreferenced() bool {
+	eds, lds, rds := &st.types[xds.Endpoint], &st.types[xds.Listener], &st.types[xds.Route]
+	return eds.dirty.empty() && lds.dirty.empty() && lds.gone.empty() && rds.dirty.empty() && rds.gone.empty()
+}
+
+// followUp marks the CLAs of clusters that were sent: Envoy takes a cluster
+// into service only after a CLA that comes after it (envoy#13009).
+func (st *stream) followUp(clusters bitset) {
+	eds := &st.types[xds.Endpoint]
+	if !eds.seen {
+		return
+	}
+	clusters.each(nil, func(id uint32) bool {
+		named := eds.subscribed.has(id)
+		if (named || eds.wildcard) && st.s.table.resolve(xds.Endpoint, id, st.scopes, named) != nil {
+			eds.dirty.set(id)
+		}
+		return true
+	})
+}
+
+// dispatch notes that a response is in flight and returns its nonce.
+func (st *stream) dispatch(ts *typeState, version string) string {
+	st.nonce++
+	ts.nonce = strconv.FormatUint(st.nonce, 10)
+	ts.inFlight, ts.answer = true, false
+	ts.sentVersion = version
+	return ts.nonce
+}
