@@ -1,0 +1,96 @@
+package resources
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// Shape is the number of the form in which listeners, routes and clusters are
+// written. A change of their bytes is a new shape: a running client goes on
+// with the shape that its bootstrap named, and two shapes are served side by
+// side, each in scopes of its own.
+const Shape = 1
+
+// The keys of a client's node metadata, all with string values.
+const (
+	MetaShape    = "fingerpost.dev/shape"    // number of the shape
+	MetaClusters = "fingerpost.dev/clusters" // all or on-demand
+	MetaIPv6     = "fingerpost.dev/ipv6"     // true: listen on ::1 too
+)
+
+// scopeIPv6 holds egress6. Where IPv6 is off, that listener would be a
+// permanent rejection; so only clients that ask for it see it.
+const scopeIPv6 xds.Scope = "ipv6"
+
+// Client is what a client says of itself in its node.
+type Client struct {
+	Namespace string
+	Pod       string
+	// Shape is the shape that the client is served.
+	Shape int
+	// OnDemand is set where the client fetches clusters at their first call.
+	// No scope depends on it yet: every client has all clusters.
+	OnDemand bool
+	IPv6     bool
+	// Warnings says, one line each, what of the client's wishes is not met.
+	Warnings []string
+}
+
+// namespaceName is a DNS label (RFC 1123), as Kubernetes wants it of a
+// namespace. It also makes the name safe as a Lua string.
+var namespaceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// ParseNodeID splits a node id into namespace and pod name, or says which form
+// a node id must have.
+func ParseNodeID(id string) (namespace, pod string, err error) {
+	namespace, pod, ok := strings.Cut(id, "/")
+	if !ok || !namespaceName.MatchString(namespace) || pod == "" || len(pod) > 253 || strings.ContainsAny(pod, "/ \t\r\n") {
+		return "", "", fmt.Errorf("node id %.300q is not <namespace>/<pod name>; set node.id in the client's bootstrap", id)
+	}
+	return namespace, pod, nil
+}
+
+// ParseClient reads a node. It returns an error that tells the client's owner
+// what to correct if the node does not say which namespace it belongs to.
+//
+// A client that names no shape, or one that this agent does not know (an agent
+// that was rolled back), is served the current one; the latter with a warning.
+func ParseClient(node *corev3.Node) (Client, error) {
+	var c Client
+	var err error
+	if c.Namespace, c.Pod, err = ParseNodeID(node.GetId()); err != nil {
+		return Client{}, err
+	}
+	meta := node.GetMetadata().GetFields()
+	c.IPv6 = meta[MetaIPv6].GetStringValue() == "true"
+	c.OnDemand = meta[MetaClusters].GetStringValue() == "on-demand"
+	c.Shape = Shape
+	if s := meta[MetaShape].GetStringValue(); s != "" && s != strconv.Itoa(Shape) {
+		c.Warnings = append(c.Warnings, fmt.Sprintf("shape %.20q is not known to this agent; it serves shape %d", s, Shape))
+	}
+	return c, nil
+}
+
+// Scopes returns what the client may see, the most specific first.
+func (c Client) Scopes() []xds.Scope {
+	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
+	if c.IPv6 {
+		scopes = append(scopes, scopeIPv6)
+	}
+	return scopes
+}
+
+// Scopes returns the scopes of a node, or the error of [ParseClient].
+func Scopes(node *corev3.Node) ([]xds.Scope, error) {
+	c, err := ParseClient(node)
+	if err != nil {
+		return nil, err
+	}
+	return c.Scopes(), nil
+}

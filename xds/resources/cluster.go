@@ -1,0 +1,137 @@
+package resources
+
+import (
+	"math"
+	"strings"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+const httpProtocolOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+// clusterName is the name of the cluster, and of its CLA, to which calls go
+// that name nothing but the gRPC service.
+func clusterName(namespace, service string) string { return namespace + "/" + service }
+
+// cluster holds nothing that follows the pods: Envoy builds a changed cluster
+// anew, with new connections. It keeps to what grpc-go, C-core and grpc-js
+// accept as well (gRFC A27 and later): no load_balancing_policy, no transport
+// socket.
+func cluster(name string) *clusterv3.Cluster {
+	return &clusterv3.Cluster{
+		Name: name,
+		// A dot would begin a new part of the statistic's name.
+		AltStatName:          strings.ReplaceAll(name, ".", "_"),
+		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
+		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: overADS(15 * time.Second)},
+		ConnectTimeout:       duration(time.Second),
+		LbPolicy:             clusterv3.Cluster_ROUND_ROBIN,
+		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{
+			HealthyPanicThreshold: &typev3.Percent{Value: 50},
+			LocalityConfigSpecifier: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig_{
+				LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
+			},
+		},
+		CircuitBreakers:  breakers(),
+		OutlierDetection: outliers(),
+		TypedExtensionProtocolOptions: map[string]*anypb.Any{
+			httpProtocolOptions: pack(http2Upstream()),
+		},
+	}
+}
+
+// http2Upstream pings a connection every 6 minutes, and closes it after 5
+// idle ones: Envoy pings idle connections too, and a gRPC server answers pings
+// faster than 5 minutes with GOAWAY by default (gRFC A8). The jitter that
+// Envoy adds only makes pings rarer.
+func http2Upstream() *upstreamv3.HttpProtocolOptions {
+	return &upstreamv3.HttpProtocolOptions{
+		CommonHttpProtocolOptions: &corev3.HttpProtocolOptions{IdleTimeout: duration(5 * time.Minute)},
+		UpstreamProtocolOptions: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_{
+			ExplicitHttpConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig{
+				ProtocolConfig: &upstreamv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions{
+					Http2ProtocolOptions: &corev3.Http2ProtocolOptions{
+						ConnectionKeepalive: &corev3.KeepaliveSettings{
+							Interval: duration(6 * time.Minute),
+							Timeout:  duration(20 * time.Second),
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+// breakers never break: the default of 1,024 requests counts long streams, in
+// Envoy and in gRPC. Retries are a share of what runs.
+func breakers() *clusterv3.CircuitBreakers {
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		Priority:           corev3.RoutingPriority_DEFAULT,
+		MaxConnections:     number(math.MaxUint32),
+		MaxPendingRequests: number(math.MaxUint32),
+		MaxRequests:        number(math.MaxUint32),
+		MaxRetries:         number(math.MaxUint32),
+		RetryBudget: &clusterv3.CircuitBreakers_Thresholds_RetryBudget{
+			BudgetPercent:       &typev3.Percent{Value: 20},
+			MinRetryConcurrency: number(10),
+		},
+	}}}
+}
+
+// outliers ejects a host to which several connections in a row failed, never
+// one that answers, and never more than half of them. gRPC knows only the two
+// enforcing percentages that are zero here, and so ejects nobody.
+func outliers() *clusterv3.OutlierDetection {
+	return &clusterv3.OutlierDetection{
+		SplitExternalLocalOriginErrors:         true,
+		ConsecutiveLocalOriginFailure:          number(5),
+		EnforcingConsecutiveLocalOriginFailure: number(100),
+		EnforcingLocalOriginSuccessRate:        number(0),
+		EnforcingConsecutive_5Xx:               number(0),
+		EnforcingConsecutiveGatewayFailure:     number(0),
+		EnforcingSuccessRate:                   number(0),
+		EnforcingFailurePercentage:             number(0),
+		EnforcingFailurePercentageLocalOrigin:  number(0),
+		Interval:                               duration(5 * time.Second),
+		BaseEjectionTime:                       duration(10 * time.Second),
+		MaxEjectionTime:                        duration(time.Minute),
+		MaxEjectionPercent:                     number(50),
+		AlwaysEjectOneHost:                     no(),
+	}
+}
+
+// assignment writes endpoints, which are sorted and without duplicates, as one
+// locality: every endpoint gets the same share. Without a Serving one the
+// Draining ones are written as healthy: they are all there is.
+func assignment(name string, endpoints []endpoint) *endpointv3.ClusterLoadAssignment {
+	cla := &endpointv3.ClusterLoadAssignment{ClusterName: name}
+	if len(endpoints) == 0 {
+		return cla
+	}
+	serving := anyServing(endpoints)
+	lbs := make([]*endpointv3.LbEndpoint, len(endpoints))
+	for i, e := range endpoints {
+		health := corev3.HealthStatus_HEALTHY
+		if serving && !e.serving() {
+			health = corev3.HealthStatus_DRAINING
+		}
+		lbs[i] = &endpointv3.LbEndpoint{
+			HealthStatus: health,
+			HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+				Address: tcpAddress(e.addr.Addr().String(), e.addr.Port()),
+			}},
+		}
+	}
+	cla.Endpoints = []*endpointv3.LocalityLbEndpoints{{
+		Locality:            &corev3.Locality{},
+		LbEndpoints:         lbs,
+		LoadBalancingWeight: number(uint32(len(lbs))),
+	}}
+	return cla
+}

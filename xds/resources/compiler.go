@@ -1,0 +1,262 @@
+package resources
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// DefaultEgressPort is the port of the sidecar to which applications call.
+const DefaultEgressPort = 15001
+
+// maxNamespaces bounds the route tables that clients can cause by the
+// namespaces that they claim.
+const maxNamespaces = 10000
+
+// Options configures a [Compiler]. The zero Options works.
+type Options struct {
+	// EgressPort is the TCP port of the listener egress; 0 is
+	// [DefaultEgressPort].
+	EgressPort uint16
+	// Tracing is otlp:HOST:PORT, the OpenTelemetry collector to which sidecars
+	// send spans over gRPC; empty for none.
+	Tracing string
+	// Locality is even (or empty), zone or node. Only even is built: every
+	// endpoint gets the same share. The others are taken and mean even.
+	Locality string
+	// Report is told of each resource that could not be built and is left
+	// out. It is called with the compiler's lock held and must not call the
+	// compiler. Nil: nobody is told.
+	Report func(id xds.ID, err error)
+}
+
+// Directory is what the compiler reads; [nodecache.Directory] is one.
+type Directory interface {
+	// Owner returns the current view, nil if there is none.
+	Owner(nodecache.OwnerKey) *nodecache.Owner
+}
+
+// Compiler turns changed owners into changed resources. It is driven from
+// outside: every method returns at once. All methods are safe for concurrent
+// use; the updates of [Compiler.Apply] must be published in the order in which
+// they were made, those of [Compiler.Initial] and [Compiler.Namespace] touch
+// other resources and may be published at any time.
+type Compiler struct {
+	report  func(xds.ID, error)
+	initial []*xds.Resource // read-only
+
+	// mu guards what follows. Nothing that can block happens under it.
+	mu         sync.RWMutex
+	owners     map[nodecache.OwnerKey]*owner
+	services   map[serviceID]*service
+	namespaces map[string]*namespace
+	routes     map[string]*xds.Resource // by the namespace of clients
+}
+
+// owner is what was last compiled of an owner.
+type owner struct {
+	view     *nodecache.Owner
+	services []string
+}
+
+// New returns a compiler that knows no owner. It returns an error if an option
+// makes no sense.
+func New(o Options) (*Compiler, error) {
+	switch o.Locality {
+	case "", "even", "zone", "node":
+	default:
+		return nil, fmt.Errorf("locality %q is not even, zone or node", o.Locality)
+	}
+	traces, err := parseTracing(o.Tracing)
+	if err != nil {
+		return nil, err
+	}
+	c := &Compiler{
+		report:     o.Report,
+		owners:     map[nodecache.OwnerKey]*owner{},
+		services:   map[serviceID]*service{},
+		namespaces: map[string]*namespace{},
+		routes:     map[string]*xds.Resource{},
+	}
+	port := cmp.Or(o.EgressPort, DefaultEgressPort)
+	constants := []struct {
+		id xds.ID
+		m  proto.Message
+	}{
+		{xds.ID{Type: xds.Listener, Name: "egress", Scope: xds.Shared}, egress("egress", "127.0.0.1", port, traces.provider())},
+		{xds.ID{Type: xds.Listener, Name: "egress6", Scope: scopeIPv6}, egress("egress6", "::1", port, traces.provider())},
+	}
+	if traces != nil {
+		constants = append(constants, struct {
+			id xds.ID
+			m  proto.Message
+		}{xds.ID{Type: xds.Cluster, Name: tracingCluster, Scope: xds.Shared}, traces.cluster()})
+	}
+	for _, k := range constants {
+		r, err := xds.NewResource(k.id, k.m)
+		if err != nil {
+			return nil, err
+		}
+		c.initial = append(c.initial, r)
+	}
+	return c, nil
+}
+
+// Initial returns the resources that follow from the options alone. Publish
+// them before the first client is served.
+func (c *Compiler) Initial() xds.Update {
+	return xds.Update{Set: slices.Clone(c.initial)}
+}
+
+// Namespace returns what a client of the namespace needs whether or not the
+// namespace has owners: its route table. It returns the same update each time;
+// publishing it again changes nothing. Publish it before a client's scopes are
+// handed to the server (that is, inside its Scopes function), so that the
+// client never finds the table missing. Tables are made for namespaces that
+// have clients, not for all, and never removed. It returns an error if the
+// namespace is not one, or if too many have been named.
+func (c *Compiler) Namespace(name string) (xds.Update, error) {
+	if !namespaceName.MatchString(name) {
+		return xds.Update{}, fmt.Errorf("namespace %.70q is not a DNS label", name)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.routes[name]
+	if r == nil {
+		if len(c.routes) >= maxNamespaces {
+			return xds.Update{}, fmt.Errorf("clients have named %d namespaces; no route table for one more", maxNamespaces)
+		}
+		var err error
+		id := xds.ID{Type: xds.Route, Name: RouteName, Scope: xds.NamespaceScope(name)}
+		if r, err = xds.NewResource(id, routeTable(name)); err != nil {
+			return xds.Update{}, err
+		}
+		c.routes[name] = r
+	}
+	return xds.Update{Set: []*xds.Resource{r}}, nil
+}
+
+// Apply reads the views of the owners that changed and returns what follows.
+// It costs what the services of these owners cost, however many others there
+// are. Keys may repeat, and may name owners that are gone.
+func (c *Compiler) Apply(dir Directory, keys []nodecache.OwnerKey) xds.Update {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	touched := map[serviceID]struct{}{}
+	spaces := map[string]struct{}{}
+	for _, key := range keys {
+		view := dir.Owner(key)
+		if view != nil && view.Workload.Namespace == "" {
+			view = nil // only a route names it
+		}
+		c.replace(key, view, touched, spaces)
+	}
+	var u xds.Update
+	for _, id := range sorted(touched, serviceID.compare) {
+		c.compile(id, &u)
+	}
+	for _, name := range sorted(spaces, cmp.Compare[string]) {
+		c.settle(name, &u)
+	}
+	slices.SortStableFunc(u.Set, func(a, b *xds.Resource) int { return cmp.Compare(a.Type, b.Type) })
+	return u
+}
+
+func sorted[K comparable](set map[K]struct{}, compare func(a, b K) int) []K {
+	keys := make([]K, 0, len(set))
+	for k := range set {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, compare)
+	return keys
+}
+
+// replace needs mu. It puts the view in place of the one held, nil for none,
+// and notes what that may have changed.
+func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touched map[serviceID]struct{}, spaces map[string]struct{}) {
+	if old := c.owners[key]; old != nil {
+		ns := old.view.Workload.Namespace
+		spaces[ns] = struct{}{}
+		c.namespaces[ns].drop(old.view)
+		for _, name := range old.services {
+			id := serviceID{ns, name}
+			touched[id] = struct{}{}
+			delete(c.services[id].owners, key)
+		}
+		delete(c.owners, key)
+	}
+	if view == nil {
+		return
+	}
+	o := &owner{view: view, services: slices.DeleteFunc(view.Services(), unservable)}
+	c.owners[key] = o
+	ns := view.Workload.Namespace
+	spaces[ns] = struct{}{}
+	space := c.namespaces[ns]
+	if space == nil {
+		space = newNamespace()
+		c.namespaces[ns] = space
+	}
+	space.add(view)
+	for _, name := range o.services {
+		id := serviceID{ns, name}
+		touched[id] = struct{}{}
+		s := c.services[id]
+		if s == nil {
+			s = &service{owners: map[nodecache.OwnerKey]*nodecache.Owner{}}
+			c.services[id] = s
+			space.services[name] = s
+		}
+		s.owners[key] = view
+	}
+}
+
+// compile needs mu. It writes what changed of one service.
+func (c *Compiler) compile(id serviceID, u *xds.Update) {
+	s := c.services[id]
+	if s == nil {
+		return
+	}
+	if len(s.owners) == 0 {
+		delete(c.services, id)
+		delete(c.namespaces[id.namespace].services, id.name)
+		for _, r := range []*xds.Resource{s.api, s.cluster, s.cla} {
+			if r != nil {
+				u.Remove = append(u.Remove, r.ID)
+			}
+		}
+		return
+	}
+	name, scope := clusterName(id.namespace, id.name), xds.NamespaceScope(id.namespace)
+	if s.cluster == nil {
+		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, nil, u)
+		s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
+			func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
+	}
+	provider, _ := s.split()
+	s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope},
+		func() proto.Message { return assignment(name, endpoints(id.name, provider)) }, s.cla, u)
+}
+
+// build needs mu. It returns what is published under the id from now on: the
+// resource made, or old if that is equal or the new one cannot be made.
+func (c *Compiler) build(id xds.ID, make func() proto.Message, old *xds.Resource, u *xds.Update) *xds.Resource {
+	r, err := xds.NewResource(id, make())
+	if err != nil {
+		if c.report != nil {
+			c.report(id, err)
+		}
+		return old
+	}
+	if old != nil && old.Version == r.Version {
+		return old
+	}
+	u.Set = append(u.Set, r)
+	return r
+}

@@ -1,0 +1,19 @@
+// Package resources compiles what the owner directory knows into xDS
+// resources. It reads views and returns [xds.Update] values; it starts no
+// goroutine, opens no connection and reads no clock.
+//
+// # What depends on what
+//
+//	owner views ──▶ Cluster   ns/pkg.Service   scope ns/…   its name alone
+//	            ├─▶ CLA       ns/pkg.Service   scope ns/…   the provider's pods
+//	            └─▶ Listener  pkg.Service      scope api/…  its name alone (gRPC clients)
+//	namespace   ──▶ Route     egress           scope ns/…   the namespace alone
+//	options     ──▶ Listener  egress, egress6; Cluster fingerpost-tracing
+//
+// A pod that comes or goes changes a CLA and no other byte: Envoy builds a
+// cluster anew, with new connections, for every changed Cluster, and drains a
+// listener for every changed Listener. The route table computes the name of
+// the cluster from the call, so that a new service does not change it either.
+//
+// The form of all these is a numbered [Shape].
+package resources

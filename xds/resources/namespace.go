@@ -1,0 +1,124 @@
+package resources
+
+import (
+	"slices"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// namespace is what is known of the owners of one Kubernetes namespace.
+type namespace struct {
+	owners   int // that have a view
+	services map[string]*service
+	// unsettled holds the owners of which it is open what they serve.
+	unsettled map[nodecache.OwnerKey]*nodecache.Owner
+	doubts    [3]int        // how many unsettled owners give which evidence
+	evidence  xds.Evidence  // as last published
+	changed   chan struct{} // closed at the next change; nil while nobody waits
+}
+
+func newNamespace() *namespace {
+	return &namespace{
+		services:  map[string]*service{},
+		unsettled: map[nodecache.OwnerKey]*nodecache.Owner{},
+	}
+}
+
+// doubt says what the absence of a name from one owner is worth. An owner
+// whose info is at hand is no reason for doubt, whatever became of a later
+// attempt; nor is one without pods, which could serve nothing.
+func doubt(o *nodecache.Owner) xds.Evidence {
+	switch {
+	case len(o.Pods) == 0 || o.Info != nil || o.Knowledge.Settled():
+		return xds.Complete
+	case o.Knowledge == nodecache.Failed:
+		return xds.Failed
+	default:
+		return xds.Pending
+	}
+}
+
+// add and drop need the compiler's mu.
+func (ns *namespace) add(o *nodecache.Owner) {
+	ns.owners++
+	if e := doubt(o); e != xds.Complete {
+		ns.unsettled[o.Key] = o
+		ns.doubts[e]++
+	}
+}
+
+func (ns *namespace) drop(o *nodecache.Owner) {
+	ns.owners--
+	if e := doubt(o); e != xds.Complete {
+		delete(ns.unsettled, o.Key)
+		ns.doubts[e]--
+	}
+}
+
+// settle needs mu. It writes the evidence of a namespace that changed, wakes
+// who waits for that, and forgets a namespace of which nothing is left.
+func (c *Compiler) settle(name string, u *xds.Update) {
+	ns := c.namespaces[name]
+	if ns == nil {
+		return
+	}
+	worst := xds.Complete
+	for _, e := range [...]xds.Evidence{xds.Failed, xds.Pending} {
+		if ns.doubts[e] > 0 {
+			worst = e
+		}
+	}
+	if worst != ns.evidence {
+		ns.evidence = worst
+		if u.Evidence == nil {
+			u.Evidence = map[xds.Scope]xds.Evidence{}
+		}
+		u.Evidence[xds.NamespaceScope(name)] = worst
+	}
+	if ns.changed != nil {
+		close(ns.changed)
+		ns.changed = nil
+	}
+	if ns.owners == 0 {
+		delete(c.namespaces, name)
+	}
+}
+
+// Answer is what is known of one service in one namespace.
+type Answer struct {
+	// Served is set if the service has a cluster.
+	Served bool
+	// Suspects are the owners of the namespace of which it is open whether
+	// they serve it: Unknown, Collecting or Failed. Sorted by name and key.
+	Suspects []*nodecache.Owner
+	// Changed is closed at the next change of an owner of the namespace. It
+	// is nil unless Suspects has entries.
+	Changed <-chan struct{}
+}
+
+// Lookup says what is known of a service in a namespace now.
+func (c *Compiler) Lookup(name, service string) Answer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ns := c.namespaces[name]
+	if ns == nil {
+		return Answer{}
+	}
+	if _, ok := ns.services[service]; ok {
+		return Answer{Served: true}
+	}
+	if len(ns.unsettled) == 0 {
+		return Answer{}
+	}
+	a := Answer{Suspects: make([]*nodecache.Owner, 0, len(ns.unsettled))}
+	for _, o := range ns.unsettled {
+		a.Suspects = append(a.Suspects, o)
+	}
+	slices.SortFunc(a.Suspects, compareOwners)
+	if ns.changed == nil {
+		ns.changed = make(chan struct{})
+	}
+	a.Changed = ns.changed
+	return a
+}

@@ -1,0 +1,94 @@
+package resources
+
+import (
+	_ "embed"
+	"strconv"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	previousv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
+	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/lua/v3"
+)
+
+// RouteName is the name of the route table that Envoy's listeners ask for.
+const RouteName = "egress"
+
+// UnknownCluster is the name of the cluster, static in the bootstrap, to which
+// the route table sends a call that no other cluster is there for.
+const UnknownCluster = "unknown"
+
+// routeCode computes a call's cluster. It reads the global NAMESPACE.
+//
+//go:embed route.lua
+var routeCode string
+
+// routeTable is one route for all calls, whose cluster is computed from what
+// the call names. It depends on the namespace alone.
+func routeTable(namespace string) *routev3.RouteConfiguration {
+	// Quoting is the same in Lua and Go for a namespace, see namespaceName.
+	code := "NAMESPACE = " + strconv.Quote(namespace) + "\n" + routeCode
+	return &routev3.RouteConfiguration{
+		Name: RouteName,
+		VirtualHosts: []*routev3.VirtualHost{{
+			Name:    "egress",
+			Domains: []string{"*"},
+			Routes: []*routev3.Route{{
+				Name:  "by-name",
+				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+					ClusterSpecifier: &routev3.RouteAction_InlineClusterSpecifierPlugin{
+						InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
+							Extension: &corev3.TypedExtensionConfig{
+								Name: "envoy.router.cluster_specifier_plugin.lua",
+								TypedConfig: pack(&luav3.LuaConfig{
+									SourceCode: &corev3.DataSource{
+										Specifier: &corev3.DataSource_InlineString{InlineString: code},
+									},
+									DefaultCluster: UnknownCluster,
+								}),
+							},
+						},
+					},
+					// The zero value, written down: a missing cluster means that
+					// the agent could not be asked, which passes. NOT_FOUND would
+					// reach the caller as UNIMPLEMENTED, which does not.
+					ClusterNotFoundResponseCode: routev3.RouteAction_SERVICE_UNAVAILABLE,
+					Timeout:                     duration(0), // the default of 15 s would cut streams
+					IdleTimeout:                 duration(0),
+					MaxStreamDuration:           callersDeadline(),
+					RetryPolicy:                 retries(),
+				}},
+			}},
+		}},
+	}
+}
+
+// callersDeadline ends a call at the deadline in its own grpc-timeout header,
+// and at no other time.
+func callersDeadline() *routev3.RouteAction_MaxStreamDuration {
+	return &routev3.RouteAction_MaxStreamDuration{
+		MaxStreamDuration:    duration(0),
+		GrpcTimeoutHeaderMax: duration(0),
+	}
+}
+
+// retries repeats only calls that no server can have begun: never on a status,
+// since UNAVAILABLE may come after the work was done.
+func retries() *routev3.RetryPolicy {
+	return &routev3.RetryPolicy{
+		RetryOn:    "connect-failure,refused-stream,reset-before-request",
+		NumRetries: number(2),
+		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
+			Name: "envoy.retry_host_predicates.previous_hosts",
+			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{
+				TypedConfig: pack(&previousv3.PreviousHostsPredicate{}),
+			},
+		}},
+		HostSelectionRetryMaxAttempts: 3,
+		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
+			BaseInterval: duration(25 * time.Millisecond),
+			MaxInterval:  duration(250 * time.Millisecond),
+		},
+	}
+}

@@ -1,0 +1,99 @@
+package resources
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// ServiceView is a service as listings show it.
+type ServiceView struct {
+	Name      string `json:"name"`
+	Namespace string `json:"namespace"`
+	// Owners are the keys of the provider's owners.
+	Owners []string `json:"owners"`
+	// Claimants are the keys of the owners of other workloads that implement
+	// the same name and get no calls by it.
+	Claimants []string       `json:"claimants"`
+	Endpoints []EndpointView `json:"endpoints"`
+}
+
+// EndpointView is one endpoint of a [ServiceView].
+type EndpointView struct {
+	Address string `json:"address"` // ip:port
+	Pod     string `json:"pod"`     // namespace/name
+	Node    string `json:"node"`
+	State   string `json:"state"` // serving or draining
+}
+
+func compareOwners(a, b *nodecache.Owner) int {
+	return cmp.Or(cmp.Compare(a.Name, b.Name), compareKeys(a.Key, b.Key))
+}
+
+// Services lists all services, sorted by namespace and name. It reads
+// everything that is known; it is meant for people.
+func (c *Compiler) Services() []ServiceView {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	views := make([]ServiceView, 0, len(c.services))
+	for id, s := range c.services {
+		views = append(views, s.view(id))
+	}
+	slices.SortFunc(views, func(a, b ServiceView) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return views
+}
+
+func (s *service) view(id serviceID) ServiceView {
+	provider, claimants := s.split()
+	v := ServiceView{
+		Name: id.name, Namespace: id.namespace,
+		Owners: keysOf(speaking(provider)), Claimants: keysOf(withPods(claimants)),
+		Endpoints: []EndpointView{},
+	}
+	for _, e := range endpoints(id.name, provider) {
+		v.Endpoints = append(v.Endpoints, EndpointView{
+			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.pod.State.String(),
+		})
+	}
+	return v
+}
+
+func keysOf(owners []*nodecache.Owner) []string {
+	keys := make([]string, len(owners))
+	for i, o := range owners {
+		keys[i] = o.Key.String()
+	}
+	return keys
+}
+
+// Names returns the services of a namespace, sorted.
+func (c *Compiler) Names(namespace string) []string {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	ns := c.namespaces[namespace]
+	if ns == nil {
+		return nil
+	}
+	names := make([]string, 0, len(ns.services))
+	for name := range ns.services {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Providers returns the views of the owners that provide a service, those with
+// pods where there are any; nil if the namespace has no such service.
+func (c *Compiler) Providers(namespace, service string) []*nodecache.Owner {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s := c.services[serviceID{namespace, service}]
+	if s == nil {
+		return nil
+	}
+	provider, _ := s.split()
+	return speaking(provider)
+}
