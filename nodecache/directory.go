@@ -11,7 +11,7 @@ import (
 // Options configures a [Directory]. The zero Options works.
 type Options struct {
 	// Keep is how long what was learned of an owner outlives its last pod; 0
-	// is 10 minutes.
+	// is 10 minutes. It ends by the first [Directory.Expire] after it.
 	Keep time.Duration
 }
 
@@ -26,8 +26,10 @@ type Directory struct {
 	mu         sync.RWMutex
 	generation uint64 // of the newest record
 	owners     map[OwnerKey]*record
-	pods       map[string]*Pod // by UID
-	claims     map[netip.Addr][]*Pod
+	pods       map[string]*Pod       // by UID
+	states     [numStates]int        // pods by state
+	claims     map[netip.Addr]*Pod   // to whom an address belongs
+	rivals     map[netip.Addr][]*Pod // who else claims it; mostly nobody
 	infos      map[OwnerKey]*learned
 	routes     map[string]*Route
 	routesOf   map[OwnerKey]map[string]struct{}
@@ -38,17 +40,20 @@ type Directory struct {
 type record struct {
 	generation uint64
 	created    time.Time
-	pods       map[string]*Pod
+	pods       []*Pod // sorted by comparePods
 	stored     Knowledge
-	reason     string
+	before     Knowledge // what stored was before it became Collecting
+	reason     string    // of the last failure
 	next       time.Time
 }
 
 // learned is what outlives the pods of an owner.
 type learned struct {
-	info     *Info
+	info *Info // nil if only declared
+	// Set while the owner has no pods.
 	name     string
 	workload Workload
+	last     *Info     // info, with what the last pod declared
 	until    time.Time // zero while the owner has pods
 }
 
@@ -58,7 +63,8 @@ func New(o Options) *Directory {
 		keep:     cmp.Or(o.Keep, 10*time.Minute),
 		owners:   map[OwnerKey]*record{},
 		pods:     map[string]*Pod{},
-		claims:   map[netip.Addr][]*Pod{},
+		claims:   map[netip.Addr]*Pod{},
+		rivals:   map[netip.Addr][]*Pod{},
 		infos:    map[OwnerKey]*learned{},
 		routes:   map[string]*Route{},
 		routesOf: map[OwnerKey]map[string]struct{}{},
@@ -77,7 +83,8 @@ type Reservation struct {
 // pod that it held under the same UID is replaced, also in another owner, and
 // the pods named by replaces are removed (a pod that was created again under
 // its old name arrives as one update with another UID). An Absent pod is
-// removed. The reservation is that of the pod's owner, zero for an Absent pod.
+// removed. Nobody is told of a pod that is held already as given. The
+// reservation is that of the pod's owner, zero for an Absent pod.
 func (d *Directory) UpsertPod(p *Pod, replaces ...string) Reservation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,6 +96,9 @@ func (d *Directory) UpsertPod(p *Pod, replaces ...string) Reservation {
 	if p.State == Absent || !p.Addr.IsValid() {
 		d.removePod(p.UID, nil)
 		return Reservation{}
+	}
+	if old := d.pods[p.UID]; old != nil && old.Equal(p) {
+		return Reservation{Key: p.Owner, Generation: d.owners[p.Owner].generation}
 	}
 	return d.upsertPod(p)
 }
@@ -104,23 +114,35 @@ func (d *Directory) RemovePod(uid string) {
 func (d *Directory) upsertPod(p *Pod) Reservation {
 	rec := d.owners[p.Owner]
 	if rec == nil {
-		d.generation++
-		rec = &record{generation: d.generation, pods: map[string]*Pod{}}
-		d.owners[p.Owner] = rec
-		if l := d.infos[p.Owner]; l != nil {
-			l.until = time.Time{}
-			rec.stored = knowledgeOf(l.info)
-		}
+		rec = d.reserve(p.Owner)
 	}
 	d.removePod(p.UID, rec)
-	rec.pods[p.UID] = p
+	rec.insert(p)
 	d.pods[p.UID] = p
+	d.states[p.State]++
 	if !p.Created.IsZero() && (rec.created.IsZero() || p.Created.Before(rec.created)) {
 		rec.created = p.Created
 	}
 	d.claim(p)
 	d.changed(p.Owner)
 	return Reservation{Key: p.Owner, Generation: rec.generation}
+}
+
+// reserve needs mu. It begins a generation of an owner that has no record;
+// what is still known of the owner is its knowledge again.
+func (d *Directory) reserve(key OwnerKey) *record {
+	d.generation++
+	rec := &record{generation: d.generation}
+	d.owners[key] = rec
+	if l := d.infos[key]; l != nil {
+		if l.info == nil { // declared only: the new pod has its own word
+			delete(d.infos, key)
+		} else {
+			d.infos[key] = &learned{info: l.info}
+			rec.stored = knowledgeOf(l.info)
+		}
+	}
+	return rec
 }
 
 // removePod needs mu. The record keep is not ended even if it becomes empty:
@@ -131,67 +153,43 @@ func (d *Directory) removePod(uid string, keep *record) {
 		return
 	}
 	delete(d.pods, uid)
+	d.states[p.State]--
 	d.disclaim(p)
 	rec := d.owners[p.Owner]
-	delete(rec.pods, uid)
+	rec.remove(p)
 	if len(rec.pods) == 0 && rec != keep {
 		delete(d.owners, p.Owner)
-		if l := d.infos[p.Owner]; l != nil {
-			l.until = time.Now().Add(d.keep)
-			l.name, l.workload = p.OwnerName, p.Workload
-		}
+		d.retain(p)
 	}
 	d.changed(p.Owner)
 }
 
-// claim needs mu. Pods with an address of their own claim it; those of the
-// host's network share their node's.
-func (d *Directory) claim(p *Pod) {
-	if p.HostNetwork {
+// retain needs mu. It starts the time for which what was learned of an owner
+// outlives p, its last pod.
+func (d *Directory) retain(p *Pod) {
+	var info *Info
+	if l := d.infos[p.Owner]; l != nil {
+		info = l.info
+	}
+	last := withDeclared(info, p.Declared)
+	if last == nil {
 		return
 	}
-	d.touchRivals(p)
-	d.claims[p.Addr] = append(d.claims[p.Addr], p)
-}
-
-// disclaim needs mu.
-func (d *Directory) disclaim(p *Pod) {
-	if p.HostNetwork {
-		return
-	}
-	ps := slices.DeleteFunc(d.claims[p.Addr], func(q *Pod) bool { return q == p })
-	if len(ps) == 0 {
-		delete(d.claims, p.Addr)
-		return
-	}
-	d.claims[p.Addr] = ps
-	d.touchRivals(p)
-}
-
-// touchRivals needs mu. A pod at the same address may have won or lost it.
-func (d *Directory) touchRivals(p *Pod) {
-	for _, q := range d.claims[p.Addr] {
-		if q.Owner != p.Owner {
-			d.changed(q.Owner)
-		}
+	d.infos[p.Owner] = &learned{
+		info: info, name: p.OwnerName, workload: p.Workload,
+		last: last, until: time.Now().Add(d.keep),
 	}
 }
 
-// holder needs mu, for reading at least. Of several pods that claim an
-// address, it belongs to the live one: serving before draining, then the one
-// created last.
-func (d *Directory) holder(addr netip.Addr) *Pod {
-	ps := d.claims[addr]
-	if len(ps) == 0 {
-		return nil
+func (r *record) insert(p *Pod) {
+	i, _ := slices.BinarySearchFunc(r.pods, p, comparePods)
+	r.pods = slices.Insert(r.pods, i, p)
+}
+
+func (r *record) remove(p *Pod) {
+	if i, ok := slices.BinarySearchFunc(r.pods, p, comparePods); ok {
+		r.pods = slices.Delete(r.pods, i, i+1)
 	}
-	return slices.MaxFunc(ps, func(a, b *Pod) int {
-		return cmp.Or(
-			-cmp.Compare(a.State, b.State), // Serving is the lower one
-			a.Created.Compare(b.Created),
-			cmp.Compare(a.UID, b.UID),
-		)
-	})
 }
 
 // changed needs mu.
@@ -214,15 +212,18 @@ func (d *Directory) Begin(key OwnerKey) (Reservation, error) {
 	case rec.stored == Collecting:
 		return Reservation{}, ErrBusy
 	}
-	rec.stored = Collecting
+	rec.before, rec.stored = rec.stored, Collecting
 	d.changed(key)
 	return Reservation{Key: key, Generation: rec.generation}, nil
 }
 
 // Commit keeps what was collected, if the reservation's generation is still
 // the owner's; else it changes nothing and returns [ErrStale]. The owner is
-// Known if info has a service, else None.
+// Known if info has a service, else None; a nil info is an empty one.
 func (d *Directory) Commit(r Reservation, info *Info) error {
+	if info == nil {
+		info = &Info{}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	rec, err := d.reserved(r)
@@ -236,12 +237,14 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 }
 
 // Fail records that a collect failed, why, and when it is tried again. It
-// returns [ErrStale] as Commit does. What was learned before stays.
+// returns [ErrStale] as Commit does. What was learned before stays, and if
+// somebody else has committed since the collect began, the failure is of no
+// interest and changes nothing.
 func (d *Directory) Fail(r Reservation, reason string, next time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	rec, err := d.reserved(r)
-	if err != nil {
+	if err != nil || rec.stored.Settled() {
 		return err
 	}
 	rec.stored, rec.reason, rec.next = Failed, reason, next
@@ -249,19 +252,16 @@ func (d *Directory) Fail(r Reservation, reason string, next time.Time) error {
 	return nil
 }
 
-// Abandon ends a collect without a result, as if it had not begun. It returns
-// [ErrStale] as Commit does.
+// Abandon ends a collect without a result, as if it had not begun: a failure
+// before it stands again. It returns [ErrStale] as Commit does.
 func (d *Directory) Abandon(r Reservation) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	rec, err := d.reserved(r)
-	if err != nil {
+	if err != nil || rec.stored != Collecting {
 		return err
 	}
-	rec.stored = Unknown
-	if l := d.infos[r.Key]; l != nil {
-		rec.stored = knowledgeOf(l.info)
-	}
+	rec.stored = rec.before
 	d.changed(r.Key)
 	return nil
 }
@@ -289,13 +289,4 @@ func (d *Directory) Expire(now time.Time) int {
 		}
 	}
 	return n
-}
-
-func knowledgeOf(info *Info) Knowledge {
-	for _, p := range info.Ports {
-		if len(p.Services) > 0 {
-			return Known
-		}
-	}
-	return None
 }

@@ -1,6 +1,7 @@
 package nodecache
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -122,6 +123,46 @@ func (i *Info) port(service string) (uint16, bool) {
 }
 
 func compareName(s Service, name string) int { return strings.Compare(s.Name, name) }
+
+func knowledgeOf(info *Info) Knowledge {
+	for _, p := range info.Ports {
+		if len(p.Services) > 0 {
+			return Known
+		}
+	}
+	return None
+}
+
+// withDeclared returns info (nil if there is none) as it is for one who may
+// see no pods: a declared port stands in it with the services declared.
+func withDeclared(info *Info, declared []Declared) *Info {
+	if len(declared) == 0 {
+		return info
+	}
+	var ports []PortInfo
+	for _, d := range declared {
+		p := PortInfo{Port: d.Port, State: PortServes}
+		for _, name := range d.Services {
+			p.Services = append(p.Services, Service{Name: name, Undescribed: true})
+		}
+		ports = append(ports, p)
+	}
+	out := Info{Origin: OriginDeclared}
+	if info != nil {
+		out = *info
+		for _, p := range info.Ports {
+			if !slices.ContainsFunc(declared, func(d Declared) bool { return d.Port == p.Port }) {
+				ports = append(ports, p)
+			}
+		}
+		if knowledgeOf(info) == None {
+			out.Origin = OriginDeclared
+		}
+	}
+	slices.SortFunc(ports, func(a, b PortInfo) int { return cmp.Compare(a.Port, b.Port) })
+	out.Ports = ports
+	return &out
+}
 
 // Infrastructure tells whether a service belongs to the plumbing that every
 // server has (health, reflection, channelz): such a service is never served by

@@ -1,7 +1,6 @@
 package nodecache
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"time"
@@ -25,7 +24,8 @@ type Owner struct {
 	// Pods is sorted by namespace, name and UID. It is empty where only what
 	// was learned is left, or only a route names the owner.
 	Pods []Member
-	// Info is nil unless the owner was collected.
+	// Info is nil unless the owner was collected. Where there are no pods it
+	// also holds what the last of them declared.
 	Info *Info
 	// Routes is sorted by route UID, rule and match.
 	Routes []RouteEntry
@@ -97,40 +97,43 @@ func (p *Pod) declaredPort(service string) (uint16, bool) {
 	return 0, false
 }
 
-// judge fills what follows from the stored knowledge and the pods: an owner
-// that nobody needs to ask is Known by declaration, or None.
-func (o *Owner) judge(stored Knowledge) {
-	o.Knowledge = stored
+// judge says what is known of an owner, from what its record stores, its info
+// (nil if there is none) and its pods: one that nobody needs to ask is Known by
+// declaration, or None for the reason returned.
+func judge(stored Knowledge, info *Info, pods []*Pod) (Knowledge, string) {
+	if stored == Known {
+		return Known, ""
+	}
+	declared, dials, why := false, false, ""
+	for _, p := range pods {
+		declared = declared || len(p.Declared) > 0
+		if p.dials() {
+			dials = true
+		} else if why == "" {
+			why = p.whyNoDial()
+		}
+	}
+	asks := stored == Unknown || stored == Failed
+	switch {
+	case declared && (stored == None || !dials):
+		return Known, ""
+	case stored == None:
+		return None, info.Reason()
+	case asks && !dials && info != nil && knowledgeOf(info) == Known:
+		return Known, ""
+	case asks && !dials:
+		return None, why
+	}
+	return stored, ""
+}
+
+// setKnowledge fills Knowledge, Reason and Origin. Info must be set.
+func (o *Owner) setKnowledge(stored Knowledge, pods []*Pod) {
+	o.Knowledge, o.Reason = judge(stored, o.Info, pods)
 	if o.Info != nil {
 		o.Origin = o.Info.Origin
 	}
-	if stored == None && o.Info != nil {
-		o.Reason = o.Info.Reason()
+	if o.Knowledge == Known && (o.Info == nil || knowledgeOf(o.Info) == None) {
+		o.Origin = OriginDeclared
 	}
-	declared, dial, why := false, false, ""
-	for _, m := range o.Pods {
-		declared = declared || len(m.Declared) > 0
-		if len(m.DialPorts()) > 0 {
-			dial = true
-		} else if why == "" {
-			why = m.whyNoDial()
-		}
-	}
-	switch {
-	case declared && (stored == None || !dial):
-		o.Knowledge, o.Reason = Known, ""
-		if o.Info == nil || stored == None {
-			o.Origin = OriginDeclared
-		}
-	case stored == Unknown && !dial && len(o.Pods) > 0:
-		o.Knowledge, o.Reason = None, why
-	}
-}
-
-func compareMember(a, b Member) int {
-	return cmp.Or(
-		cmp.Compare(a.Namespace, b.Namespace),
-		cmp.Compare(a.Name, b.Name),
-		cmp.Compare(a.UID, b.UID),
-	)
 }

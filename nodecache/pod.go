@@ -1,8 +1,10 @@
 package nodecache
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -61,6 +63,8 @@ const (
 	// Draining pods are being deleted and still Ready: running calls finish,
 	// new ones go elsewhere.
 	Draining
+
+	numStates = iota
 )
 
 // String is absent, serving or draining.
@@ -104,7 +108,6 @@ type Pod struct {
 	Workload  Workload
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
-	State   PodState
 	// Reason says why the state is Absent; empty otherwise.
 	Reason string
 	// Addr is the pod's primary address, unmapped (an IPv4 address is never
@@ -112,12 +115,16 @@ type Pod struct {
 	Addr netip.Addr
 	// More holds the further addresses of a dual-stack pod.
 	More []netip.Addr
-	// HostNetwork pods have the address of their node, which many share.
-	HostNetwork bool
 	// Hints are sorted by port, one per port.
 	Hints []Hint
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
+
+	// The small fields stand together: there are many pods.
+
+	State PodState
+	// HostNetwork pods have the address of their node, which many share.
+	HostNetwork bool
 	// CollectOff is set where the pod or its namespace opted out of being
 	// asked; CollectOn where a hostNetwork pod opted in.
 	CollectOff, CollectOn bool
@@ -126,11 +133,46 @@ type Pod struct {
 // String is namespace/name.
 func (p *Pod) String() string { return p.Namespace + "/" + p.Name }
 
+// Equal tells whether two pods are the same in every field; nil and empty
+// slices are.
+func (p *Pod) Equal(q *Pod) bool {
+	return p == q ||
+		p.UID == q.UID &&
+			p.State == q.State &&
+			p.Addr == q.Addr &&
+			p.Name == q.Name &&
+			p.Namespace == q.Namespace &&
+			p.Node == q.Node &&
+			p.Zone == q.Zone &&
+			p.Owner == q.Owner &&
+			p.OwnerName == q.OwnerName &&
+			p.Workload == q.Workload &&
+			p.Reason == q.Reason &&
+			p.HostNetwork == q.HostNetwork &&
+			p.CollectOff == q.CollectOff &&
+			p.CollectOn == q.CollectOn &&
+			p.Created.Equal(q.Created) &&
+			slices.Equal(p.More, q.More) &&
+			slices.Equal(p.Hints, q.Hints) &&
+			slices.EqualFunc(p.Declared, q.Declared, func(a, b Declared) bool {
+				return a.Port == b.Port && slices.Equal(a.Services, b.Services)
+			})
+}
+
+// comparePods orders pods by namespace, name and UID.
+func comparePods(a, b *Pod) int {
+	return cmp.Or(
+		cmp.Compare(a.Namespace, b.Namespace),
+		cmp.Compare(a.Name, b.Name),
+		cmp.Compare(a.UID, b.UID),
+	)
+}
+
 // DialPorts returns the hinted ports that may be dialled to learn what the pod
 // serves: not declared, not opted out, and of a hostNetwork pod only where it
 // opted in.
 func (p *Pod) DialPorts() []uint16 {
-	if p.CollectOff || p.HostNetwork && !p.CollectOn {
+	if p.shy() {
 		return nil
 	}
 	var ports []uint16
@@ -141,6 +183,14 @@ func (p *Pod) DialPorts() []uint16 {
 	}
 	return ports
 }
+
+// dials tells whether DialPorts has a port.
+func (p *Pod) dials() bool {
+	return !p.shy() && slices.ContainsFunc(p.Hints, func(h Hint) bool { return !p.declares(h.Port) })
+}
+
+// shy pods are not asked on any port.
+func (p *Pod) shy() bool { return p.CollectOff || p.HostNetwork && !p.CollectOn }
 
 func (p *Pod) declares(port uint16) bool {
 	for _, d := range p.Declared {

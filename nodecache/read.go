@@ -2,6 +2,7 @@ package nodecache
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 )
@@ -47,7 +48,7 @@ func (d *Directory) Pod(uid string) *Pod {
 func (d *Directory) PodAt(addr netip.Addr) *Pod {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	if p := d.holder(addr.Unmap()); p != nil && p.State == Serving {
+	if p := d.claims[addr.Unmap()]; p != nil && p.State == Serving {
 		return p
 	}
 	return nil
@@ -62,66 +63,74 @@ type Counts struct {
 	Retained int
 }
 
-// Counts counts what the directory holds. It reads everything; it is meant
-// for status and scrapes.
+// Counts counts what the directory holds. It goes over the owners in portions
+// so that no writer waits for it; what changes meanwhile may be missed.
 func (d *Directory) Counts() Counts {
 	c := Counts{Owners: map[Knowledge]int{}, Pods: map[PodState]int{}}
 	d.mu.RLock()
-	defer d.mu.RUnlock()
-	for key, rec := range d.owners {
-		c.Owners[d.judged(key, rec).Knowledge]++
+	for s, n := range d.states {
+		if n > 0 {
+			c.Pods[PodState(s)] = n
+		}
 	}
-	for _, p := range d.pods {
-		c.Pods[p.State]++
-	}
-	for key := range d.infos {
-		if d.owners[key] == nil {
+	for _, l := range d.infos {
+		if !l.until.IsZero() {
 			c.Retained++
 		}
 	}
 	c.Routes = len(d.routes)
+	keys := slices.AppendSeq(make([]OwnerKey, 0, len(d.owners)), maps.Keys(d.owners))
+	d.mu.RUnlock()
+	for portion := range slices.Chunk(keys, 256) {
+		d.mu.RLock()
+		for _, key := range portion {
+			if rec := d.owners[key]; rec != nil {
+				k, _ := judge(rec.stored, d.info(key), rec.pods)
+				c.Owners[k]++
+			}
+		}
+		d.mu.RUnlock()
+	}
 	return c
+}
+
+// info needs mu, for reading at least.
+func (d *Directory) info(key OwnerKey) *Info {
+	if l := d.infos[key]; l != nil {
+		return l.info
+	}
+	return nil
 }
 
 // view needs mu, for reading at least.
 func (d *Directory) view(key OwnerKey) *Owner {
 	rec, l, routes := d.owners[key], d.infos[key], d.routeEntries(key)
-	if rec != nil {
-		o := d.judged(key, rec)
-		o.Routes = routes
-		return o
-	}
-	if l == nil && routes == nil {
+	if rec == nil && l == nil && routes == nil {
 		return nil
 	}
 	o := &Owner{Key: key, Routes: routes}
-	if l != nil {
-		o.Info, o.Name, o.Workload = l.info, l.name, l.workload
-		o.judge(knowledgeOf(l.info))
+	switch {
+	case rec != nil:
+		d.fill(o, rec)
+	case l != nil:
+		o.Info, o.Name, o.Workload = l.last, l.name, l.workload
+		o.setKnowledge(knowledgeOf(l.last), nil)
 	}
 	return o
 }
 
-// judged needs mu, for reading at least.
-func (d *Directory) judged(key OwnerKey, rec *record) *Owner {
-	o := &Owner{
-		Key:        key,
-		Created:    rec.created,
-		Reason:     rec.reason,
-		NextTry:    rec.next,
-		Generation: rec.generation,
-		Pods:       make([]Member, 0, len(rec.pods)),
+// fill needs mu, for reading at least.
+func (d *Directory) fill(o *Owner, rec *record) {
+	o.Created, o.Generation, o.Info = rec.created, rec.generation, d.info(o.Key)
+	o.Name, o.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
+	o.Pods = make([]Member, len(rec.pods))
+	for i, p := range rec.pods {
+		o.Pods[i] = Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p}
 	}
-	for _, p := range rec.pods {
-		o.Pods = append(o.Pods, Member{Pod: p, Shadowed: !p.HostNetwork && d.holder(p.Addr) != p})
+	o.setKnowledge(rec.stored, rec.pods)
+	if o.Knowledge == Failed {
+		o.Reason, o.NextTry = rec.reason, rec.next
 	}
-	slices.SortFunc(o.Pods, compareMember)
-	o.Name, o.Workload = o.Pods[0].OwnerName, o.Pods[0].Workload
-	if l := d.infos[key]; l != nil {
-		o.Info = l.info
-	}
-	o.judge(rec.stored)
-	return o
 }
 
 // keysLocked needs mu, for reading at least.

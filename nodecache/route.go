@@ -28,13 +28,18 @@ type RouteEntry struct {
 // UpsertRoute puts the route in place of what the directory held under its
 // UID, and touches no other route. An owner that is not there yet needs no
 // record of its own: it is visible by its routes. It returns [ErrOldRoute] if
-// a newer generation is held.
+// a newer generation is held. Nobody is told of a route whose entries are held
+// already.
 func (d *Directory) UpsertRoute(r *Route) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	old := d.routes[r.UID]
 	if old != nil && old.Generation > r.Generation {
 		return ErrOldRoute
+	}
+	if old != nil && old.equal(r) {
+		d.routes[r.UID] = r
+		return nil
 	}
 	d.unlinkRoute(old)
 	d.routes[r.UID] = r
@@ -48,6 +53,14 @@ func (d *Directory) UpsertRoute(r *Route) error {
 		d.changed(e.Owner)
 	}
 	return nil
+}
+
+// equal tells whether owners have the same entries of both routes.
+func (r *Route) equal(o *Route) bool {
+	return slices.EqualFunc(r.Entries, o.Entries, func(a, b RouteEntry) bool {
+		a.Route, b.Route = "", ""
+		return a == b
+	})
 }
 
 // RemoveRoute forgets the route, and nothing that other routes said.

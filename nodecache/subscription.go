@@ -21,6 +21,10 @@ type Subscription struct {
 	closed  bool
 }
 
+// maxReused is the number of keys up to which the set of a subscription is
+// used again: clearing a map costs by what it once held, under the lock.
+const maxReused = 256
+
 // Subscribe returns a subscription for which every owner of the moment is
 // already a change.
 func (d *Directory) Subscribe() *Subscription {
@@ -79,7 +83,11 @@ func (s *Subscription) take() ([]OwnerKey, bool) {
 	defer s.mu.Unlock()
 	keys := s.pending
 	s.pending = nil
-	clear(s.set)
+	if len(keys) > maxReused {
+		s.set = map[OwnerKey]struct{}{}
+	} else {
+		clear(s.set)
+	}
 	if s.closed {
 		s.wake() // for the next of several that wait
 	}
