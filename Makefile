@@ -27,7 +27,7 @@ test: ## every test, on real parts; PKG=./xds/... for some (first run: builds ku
 	@mkdir -p bin
 	@$(BRING) test
 	FINGERPOST_REQUIRE_TOOLS=1 "$$($(BRING) -path gotestsum)" --format pkgname --jsonfile $(TEST_JSON) -- \
-		-race -timeout 20m $(PKG)
+		-race -count 1 -timeout 20m $(PKG)
 
 test-short: ## the tests that need no real parts, under a minute
 	$(GO) test -short $(PKG)
