@@ -193,6 +193,10 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			return true
 		})
 	}
+	if t == xds.Cluster {
+		ts.sent.add(ts.carried)
+		st.followUp(ts.carried)
+	}
 	for name := range ts.owed {
 		if !fits(len(name) + 4) {
 			break
@@ -203,8 +207,9 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	if p.removals {
 		// A CLA is not removed before its cluster.
 		var without bitset
-		if t == xds.Endpoint {
-			without = st.types[xds.Cluster].gone
+		var later map[string]string
+		if cds := &st.types[xds.Cluster]; t == xds.Endpoint {
+			without, later = cds.gone, cds.brought
 		}
 		ts.gone.each(without, func(id uint32) bool {
 			name := tb.slots[id].name
@@ -217,6 +222,9 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			return true
 		})
 		for name := range ts.brought {
+			if _, ok := later[name]; ok {
+				continue
+			}
 			if !p.complete || !fits(len(name)+4) {
 				break
 			}
@@ -226,10 +234,6 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	}
 	if len(resources)+len(removed) == 0 && !(ts.answer && p.additions) {
 		return message{}, false
-	}
-	if t == xds.Cluster {
-		ts.sent.add(ts.carried)
-		st.followUp(ts.carried)
 	}
 	version := tb.version(t, st.scopes)
 	return message{t: t, resources: len(resources), delta: &discovery.DeltaDiscoveryResponse{

@@ -1,0 +1,340 @@
+// Package socket opens the unix sockets that pods and operators reach the
+// agent by, so that a name always leads to a living agent and to one alone.
+//
+//	lock ─▶ nobody answers at the path ─▶ bind beside it ─▶ chmod ─▶ rename over it
+//
+// The flock decides between agents that agree on the lock's path; the dial
+// finds those that do not. The rename leaves no moment without a socket, and
+// whatever a killed agent left behind is replaced. Since a directory that pods
+// can write to would let them take the name or the lock over, the lock belongs
+// into one that no pod mounts.
+package socket
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxPath is the longest path of a unix socket in bytes: sun_path holds 108
+// with a terminating zero (unix(7)).
+const MaxPath = 107
+
+// Options say where a socket is.
+type Options struct {
+	// Path is the name by which clients find the socket.
+	Path string
+	// Lock is the file whose flock the one agent holds that serves Path. It
+	// stays when the agent ends. Empty: no lock is taken, since another lock
+	// of the caller's covers this socket too.
+	Lock string
+	// Mode is the permission of the socket. Zero means 0666: whoever sees the
+	// directory may connect.
+	Mode fs.FileMode
+}
+
+// HeldError indicates that another agent serves the socket.
+type HeldError struct {
+	Path string
+	PID  int // 0 if it cannot be seen
+}
+
+func (e *HeldError) Error() string {
+	who := "pid unknown"
+	if e.PID != 0 {
+		who = "pid " + strconv.Itoa(e.PID)
+	}
+	return fmt.Sprintf("%s is served by another agent (%s); stop it first", e.Path, who)
+}
+
+// Socket is a listening socket under its name. It is safe for concurrent use.
+type Socket struct {
+	*net.UnixListener
+
+	// Set at creation, read-only.
+	path     string
+	dev, ino uint64
+
+	// mu guards the lock file and whether the socket was closed.
+	mu     sync.Mutex
+	lock   *os.File // nil: none, or released
+	closed bool
+}
+
+// Listen takes the socket name over. It returns a [*HeldError] if another
+// agent serves it, and an error that says what to do if the name cannot be a
+// socket. Nothing but a socket that nobody listens on is ever replaced.
+// Directories are created with mode 0755.
+func Listen(o Options) (_ *Socket, err error) {
+	if n := len(o.Path); n > MaxPath {
+		return nil, fmt.Errorf("socket path %q has %d bytes, a unix socket can have %d; choose a shorter one", o.Path, n, MaxPath)
+	}
+	if o.Path == "" {
+		return nil, errors.New("the socket path is empty")
+	}
+	if o.Mode == 0 {
+		o.Mode = 0o666
+	}
+	if err := makeDir(filepath.Dir(o.Path)); err != nil {
+		return nil, fmt.Errorf("socket %s: %w", o.Path, err)
+	}
+	s := &Socket{path: o.Path}
+	if o.Lock != "" {
+		if s.lock, err = lock(o.Lock, o.Path); err != nil {
+			return nil, err
+		}
+	}
+	defer func() {
+		if err != nil && s.lock != nil {
+			_ = s.lock.Close()
+		}
+	}()
+	if err := vacant(o.Path); err != nil {
+		return nil, err
+	}
+	if s.UnixListener, err = bind(o.Path, o.Mode); err != nil {
+		return nil, err
+	}
+	if s.dev, s.ino, err = inode(o.Path); err != nil {
+		_ = s.UnixListener.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Path is the name of the socket.
+func (s *Socket) Path() string { return s.path }
+
+// Ours tells whether the name still leads to this socket; it does not once
+// another agent took the name over or somebody removed it.
+func (s *Socket) Ours() bool {
+	dev, ino, err := inode(s.path)
+	return err == nil && dev == s.dev && ino == s.ino
+}
+
+// Unlock gives the lock to whoever wants it while the socket goes on to serve.
+// A second call does nothing.
+func (s *Socket) Unlock() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unlock()
+}
+
+func (s *Socket) unlock() error {
+	if s.lock == nil {
+		return nil
+	}
+	err := s.lock.Close()
+	s.lock = nil
+	return err
+}
+
+// Close stops listening, removes the name if it still is this socket's, and
+// gives the lock back. Further calls do nothing.
+func (s *Socket) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	if s.Ours() {
+		_ = os.Remove(s.path)
+	}
+	return errors.Join(s.UnixListener.Close(), s.unlock())
+}
+
+// lock takes the flock of the file and writes our pid into it.
+func lock(file, path string) (*os.File, error) {
+	if err := makeDir(filepath.Dir(file)); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", file, err)
+	}
+	// A file that was unlinked between open and flock guards nothing.
+	for range 100 {
+		f, err := os.OpenFile(file, os.O_RDWR|os.O_CREATE, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("lock of socket %s: %w", path, err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			pid := pidIn(f)
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, &HeldError{Path: path, PID: pid}
+			}
+			return nil, fmt.Errorf("lock %s: %w", file, err)
+		}
+		mine, err1 := f.Stat()
+		there, err2 := os.Stat(file)
+		if err1 != nil || err2 != nil || !os.SameFile(mine, there) {
+			_ = f.Close()
+			continue
+		}
+		if err := f.Truncate(0); err == nil {
+			_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+		}
+		if err != nil {
+			_ = f.Close()
+			return nil, fmt.Errorf("write pid to lock: %w", err)
+		}
+		return f, nil
+	}
+	return nil, fmt.Errorf("lock %s is removed again and again; something cleans its directory", file)
+}
+
+func pidIn(f *os.File) int {
+	var b [32]byte
+	n, _ := f.ReadAt(b[:], 0)
+	pid, err := strconv.Atoi(string(bytes.TrimSpace(b[:n])))
+	if err != nil || pid < 0 {
+		return 0
+	}
+	return pid
+}
+
+// vacant checks that the name is free: absent, or a socket nobody answers at.
+func vacant(path string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	if fi.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("socket path %s is %s; remove it or choose another path", path, kind(fi.Mode()))
+	}
+	c, err := net.DialTimeout("unix", path, time.Second)
+	switch {
+	case err == nil:
+		defer c.Close()
+		return &HeldError{Path: path, PID: peer(c.(*net.UnixConn))}
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, os.ErrDeadlineExceeded):
+		return &HeldError{Path: path} // its backlog is full: somebody listens
+	}
+	return fmt.Errorf("whether socket %s is in use: %w", path, err)
+}
+
+// peer is the process that listens at the other end (SO_PEERCRED, unix(7)).
+func peer(c *net.UnixConn) int {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	pid := 0
+	_ = raw.Control(func(fd uintptr) {
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	})
+	return pid
+}
+
+// bind listens beside the name and moves the socket over it.
+func bind(path string, mode fs.FileMode) (_ *net.UnixListener, err error) {
+	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	if fi, err := os.Lstat(temp); err == nil {
+		if fi.Mode().Type() != fs.ModeSocket {
+			return nil, fmt.Errorf("%s, which the socket needs for a moment, is %s; remove it", temp, kind(fi.Mode()))
+		}
+		if err := os.Remove(temp); err != nil {
+			return nil, fmt.Errorf("stale socket: %w", err)
+		}
+	}
+	address := temp
+	if len(temp) > MaxPath {
+		// The name beside a name of full length is too long to bind; by the
+		// directory's descriptor it is not.
+		dir, err := os.Open(filepath.Dir(path))
+		if err != nil {
+			return nil, fmt.Errorf("socket directory: %w", err)
+		}
+		defer dir.Close()
+		address = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(temp))
+		if len(address) > MaxPath {
+			return nil, fmt.Errorf("socket name %q is too long by %d bytes; choose a shorter one", filepath.Base(path), len(address)-MaxPath)
+		}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: address, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err = os.Chmod(temp, mode); err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		_ = l.Close()
+		_ = os.Remove(temp)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
+	}
+	return l, nil
+}
+
+func inode(path string) (dev, ino uint64, err error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return 0, 0, fmt.Errorf("socket %s: %w", path, err)
+	}
+	return uint64(st.Dev), st.Ino, nil
+}
+
+// makeDir creates dir and its parents with mode 0755 whatever the umask says,
+// since pods of any user have to pass.
+func makeDir(dir string) error {
+	fi, err := os.Stat(dir)
+	if err == nil {
+		if !fi.IsDir() {
+			return fmt.Errorf("%s is %s, not a directory", dir, kind(fi.Mode()))
+		}
+		return nil
+	}
+	if parent := filepath.Dir(dir); parent != dir {
+		if err := makeDir(parent); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return makeExisting(dir)
+		}
+		return err
+	}
+	return os.Chmod(dir, 0o755)
+}
+
+// makeExisting settles a race with another creator, and a dangling link.
+func makeExisting(dir string) error {
+	fi, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if !fi.IsDir() {
+		return fmt.Errorf("%s is %s, not a directory", dir, kind(fi.Mode()))
+	}
+	return nil
+}
+
+func kind(m fs.FileMode) string {
+	switch m.Type() {
+	case 0:
+		return "a file"
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	case fs.ModeSocket:
+		return "a socket"
+	}
+	return "a special file"
+}
