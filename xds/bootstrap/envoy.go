@@ -203,4 +203,3 @@ func pack(m proto.Message) *anypb.Any {
 	}
 	return a
 }
-

@@ -2,7 +2,6 @@ package bootstrap
 
 import (
 	"encoding/json"
-
 )
 
 // GRPC returns the bootstrap of a proxyless gRPC program as JSON, to be named
