@@ -1,0 +1,13 @@
+// Package kube holds the sources: what feeds the directory with the pods of
+// the cluster, from the API server or from a file.
+//
+//	API server ─watch─▶ Cluster ─▶ queue ─▶ worker ─┐
+//	                                                ├─▶ Store ─▶ nodecache.Directory
+//	file ──────read───▶ File ───────── diff ────────┘
+//
+// A v1.Pod lives as long as it takes to convert it. What is kept is a
+// [Record], a few hundred bytes: the directory's pod and what explain wants to
+// know beside it. The [Store] holds a record for every pod, also of those that
+// get no calls, indexed by the fields that others ask for, and is alone in
+// telling the directory.
+package kube

@@ -1,0 +1,340 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// A change is read once nothing more came for quiet, at the latest after
+// patience.
+const (
+	quiet    = 50 * time.Millisecond
+	patience = 250 * time.Millisecond
+	// pollEvery is how often the files are read where watching fails, and
+	// watching is tried again.
+	pollEvery = time.Second
+)
+
+// File is the source that reads Kubernetes objects from a file, or from the
+// *.yaml, *.yml and *.json files of a directory, and again when they change.
+// Together they are one snapshot: what cannot be read in full changes nothing.
+type File struct {
+	path   string
+	store  *Store
+	log    *slog.Logger
+	seed   maphash.Seed
+	synced chan struct{}
+
+	// Of the goroutine in Load or Run.
+	first *world // read by Load, to be applied by Run
+	hash  uint64 // of the files' content when they were read last
+	told  string // the error that was logged last
+	// direct is the directory in which only the event of our own name
+	// matters; empty where links lead to the files.
+	direct string
+
+	// mu guards what follows.
+	mu     sync.Mutex
+	status Status
+}
+
+// NewFile returns a source that reads path, a file or a directory. A nil log
+// discards.
+func NewFile(path string, store *Store, log *slog.Logger) *File {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &File{
+		path: filepath.Clean(path), store: store, log: log, seed: maphash.MakeSeed(), synced: make(chan struct{}),
+		status: Status{Kind: "file"},
+	}
+}
+
+// Synced implements [Source].
+func (f *File) Synced() <-chan struct{} { return f.synced }
+
+// Status implements [Source].
+func (f *File) Status() Status {
+	f.mu.Lock()
+	st := f.status
+	f.mu.Unlock()
+	st.Pods = f.store.Len()
+	if st.Error != "" {
+		st.stale(st.Since, st.Error)
+	}
+	return st
+}
+
+// Load reads the files for the first time and applies nothing yet. The error is
+// one line that names the file and the place in it. Call it, if at all, before
+// Run.
+func (f *File) Load() error {
+	w, hash, err := f.read()
+	if err != nil {
+		return err
+	}
+	f.first, f.hash = w, hash
+	return nil
+}
+
+// Run implements [Source]. It returns the error of Load if the first read
+// fails.
+func (f *File) Run(ctx context.Context) error {
+	if f.first == nil {
+		if err := f.Load(); err != nil {
+			return err
+		}
+	}
+	f.apply(f.first)
+	f.first = nil
+	f.mu.Lock()
+	f.status.Synced = true
+	f.mu.Unlock()
+	close(f.synced)
+
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		f.log.Warn("file source is read every second: it cannot be watched", "path", f.path, "error", err)
+		watcher = &fsnotify.Watcher{} // its channels are nil and never ready
+	} else {
+		defer func() { _ = watcher.Close() }()
+	}
+	f.follow(ctx, watcher, err == nil)
+	return nil
+}
+
+// follow reads the files whenever something happened where they are.
+func (f *File) follow(ctx context.Context, watcher *fsnotify.Watcher, watching bool) {
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
+	settle := time.NewTimer(0) // what changed since Load is read at once
+	defer settle.Stop()
+	var since time.Time // of the first event not read yet
+	complete := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-watcher.Errors: // an overflow: events were lost
+			settle.Reset(quiet)
+			continue
+		case e := <-watcher.Events:
+			if dir, base := filepath.Split(e.Name); filepath.Clean(dir) == f.direct && base != filepath.Base(f.path) {
+				continue
+			}
+			now := time.Now()
+			if since.IsZero() {
+				since = now
+			}
+			settle.Reset(min(quiet, max(0, patience-now.Sub(since))))
+			continue
+		case <-poll.C:
+			if complete {
+				continue
+			}
+		case <-settle.C:
+		}
+		since = time.Time{}
+		// Watch first, read then: nothing falls between.
+		complete = watching && f.watch(watcher)
+		f.reread()
+	}
+}
+
+// watch makes the watcher see every change of the files: by the directories
+// that hold them, since a file is often replaced by renaming over it, and by
+// those that hold the links which lead there, as in a ConfigMap volume. It
+// tells whether all of them could be watched.
+func (f *File) watch(watcher *fsnotify.Watcher) bool {
+	complete, linked := true, false
+	var dirs []string
+	add := func(dir string) {
+		// By its real name: a watch stays with the directory that it was made
+		// for when a link to it is turned.
+		real, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			complete = false
+		} else if !slices.Contains(dirs, real) {
+			dirs = append(dirs, real)
+		}
+	}
+	add(filepath.Dir(f.path))
+	for path := f.path; path != filepath.Dir(path); path = filepath.Dir(path) {
+		if isLink(path) {
+			linked = true
+			add(filepath.Dir(path))
+		}
+	}
+	if info, err := os.Stat(f.path); err == nil && info.IsDir() {
+		add(f.path)
+	}
+	paths, err := f.paths()
+	complete = complete && err == nil
+	for _, path := range paths {
+		if !isLink(path) {
+			continue
+		}
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			add(filepath.Dir(target))
+		}
+	}
+	f.direct = ""
+	if !linked && len(dirs) > 0 {
+		f.direct = dirs[0]
+	}
+	for _, old := range watcher.WatchList() {
+		if !slices.Contains(dirs, old) {
+			_ = watcher.Remove(old)
+		}
+	}
+	for _, dir := range dirs {
+		complete = watcher.Add(dir) == nil && complete
+	}
+	return complete
+}
+
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode()&fs.ModeSymlink != 0
+}
+
+// reread takes over what the files say now, or says why it cannot.
+func (f *File) reread() {
+	before := f.hash
+	w, hash, err := f.read()
+	f.hash = hash
+	if err == nil && w == nil && hash == before {
+		return
+	}
+	if err != nil {
+		f.mu.Lock()
+		if f.status.Error == "" {
+			f.status.Since = time.Now()
+		}
+		f.status.Error = err.Error()
+		f.mu.Unlock()
+		if f.told != err.Error() {
+			f.told = err.Error()
+			f.log.Warn("file source keeps its last good state", "error", err)
+		}
+		return
+	}
+	f.apply(w)
+	if f.told != "" {
+		f.told = ""
+		f.log.Info("file source is good again", "path", f.path)
+	}
+}
+
+// apply makes the store hold what the world says, object by object.
+func (f *File) apply(w *world) {
+	for _, ns := range f.store.namespacesOptedOut() {
+		if _, still := w.optedOut[ns]; !still {
+			f.store.SetNamespace(ns, false)
+		}
+	}
+	for ns := range w.optedOut {
+		f.store.SetNamespace(ns, true)
+	}
+	held := f.store.names()
+	for _, r := range w.pods {
+		f.store.Upsert(r)
+	}
+	for _, key := range held {
+		if w.pods[key] == nil {
+			f.store.Remove(key.namespace, key.name)
+		}
+	}
+	f.mu.Lock()
+	f.status.Kept, f.status.Ignored = w.kept, w.ignored
+	f.status.Error, f.status.Since = "", time.Time{}
+	f.mu.Unlock()
+}
+
+// read reads the files. The world is nil without an error where they are as
+// they were when they were read last and well.
+func (f *File) read() (*world, uint64, error) {
+	paths, err := f.paths()
+	if err != nil {
+		return nil, 0, err
+	}
+	var hash maphash.Hash
+	hash.SetSeed(f.seed)
+	contents := make([][]byte, len(paths))
+	for i, path := range paths {
+		if contents[i], err = os.ReadFile(path); err != nil {
+			return nil, 0, fileError(path, err)
+		}
+		maphash.WriteComparable(&hash, path)
+		maphash.WriteComparable(&hash, len(contents[i]))
+		_, _ = hash.Write(contents[i])
+	}
+	sum := cmp.Or(hash.Sum64(), 1) // 0 is none
+	if sum == f.hash {
+		return nil, sum, nil
+	}
+	w := newWorld()
+	for i, path := range paths {
+		if err := w.add(path, contents[i]); err != nil {
+			return nil, 0, fileError(path, err)
+		}
+		contents[i] = nil
+	}
+	return w, sum, nil
+}
+
+// paths returns the files to read, sorted.
+func (f *File) paths() ([]string, error) {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return nil, fileError(f.path, err)
+	}
+	if !info.IsDir() {
+		if !info.Mode().IsRegular() {
+			return nil, fileError(f.path, errors.New("is neither a file nor a directory"))
+		}
+		return []string{f.path}, nil
+	}
+	entries, err := os.ReadDir(f.path)
+	if err != nil {
+		return nil, fileError(f.path, err)
+	}
+	var paths []string
+	for _, e := range entries {
+		switch filepath.Ext(e.Name()) {
+		case ".yaml", ".yml", ".json":
+		default:
+			continue
+		}
+		path := filepath.Join(f.path, e.Name())
+		if info, err := os.Stat(path); err == nil && info.IsDir() {
+			continue
+		}
+		paths = append(paths, path)
+	}
+	if len(paths) == 0 {
+		return nil, fileError(f.path, errors.New("has no *.yaml, *.yml or *.json file; an empty world is a file with `items: []`"))
+	}
+	return paths, nil
+}
+
+// fileError names the file once.
+func fileError(path string, err error) error {
+	var perr *fs.PathError
+	if errors.As(err, &perr) {
+		err = perr.Err
+	}
+	return fmt.Errorf("source file %q: %w", path, err)
+}

@@ -1,0 +1,179 @@
+package kube
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// Why a port is hinted: the values of nodecache.Hint.Why that pods give.
+const (
+	WhyAnnotation = "annotation"
+	WhyPortName   = "port name"
+	WhyProbe      = "grpc probe"
+)
+
+// note records that an annotation, or a part of it, is ignored.
+func (r *Record) note(annotation, value, format string, args ...any) {
+	const most = 200 // bytes of a value that are shown
+	if len(value) > most {
+		value = strings.ToValidUTF8(value[:most], "") + "..."
+	}
+	r.Notes = append(r.Notes, fmt.Sprintf("annotation %s: %q is ignored: %s", annotation, value, fmt.Sprintf(format, args...)))
+}
+
+// hints gathers the positive signs that the pod itself gives. Of several for
+// one port the first counts.
+func (r *Record) hints(pod *corev1.Pod) []nodecache.Hint {
+	var hints []nodecache.Hint
+	add := func(port int32, why string) {
+		if port < 1 || port > 65535 {
+			return
+		}
+		p := uint16(port)
+		if !slices.ContainsFunc(hints, func(h nodecache.Hint) bool { return h.Port == p }) {
+			hints = append(hints, nodecache.Hint{Port: p, Why: why})
+		}
+	}
+	if value, ok := pod.Annotations[GRPCPortAnnotation]; ok {
+		for text := range strings.SplitSeq(value, ",") {
+			port, err := parsePort(text)
+			if err != nil {
+				r.note(GRPCPortAnnotation, value, "%v", err)
+				continue
+			}
+			add(int32(port), WhyAnnotation)
+		}
+	}
+	containers := make([]*corev1.Container, 0, len(pod.Spec.Containers))
+	for i := range pod.Spec.Containers {
+		containers = append(containers, &pod.Spec.Containers[i])
+	}
+	for i := range pod.Spec.InitContainers {
+		// One that restarts always is a sidecar and runs beside the others.
+		c := &pod.Spec.InitContainers[i]
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			containers = append(containers, c)
+		}
+	}
+	for _, c := range containers {
+		for _, p := range c.Ports {
+			named := p.Name == "grpc" || strings.HasPrefix(p.Name, "grpc-")
+			if named && (p.Protocol == "" || p.Protocol == corev1.ProtocolTCP) {
+				add(p.ContainerPort, WhyPortName)
+			}
+		}
+	}
+	for _, c := range containers {
+		for _, probe := range [...]*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+			if probe != nil && probe.GRPC != nil {
+				add(probe.GRPC.Port, WhyProbe)
+			}
+		}
+	}
+	slices.SortFunc(hints, func(a, b nodecache.Hint) int { return cmp.Compare(a.Port, b.Port) })
+	return slices.Clip(hints)
+}
+
+// declared reads the services annotation. One that cannot be understood in
+// full is ignored in full: half a declaration would take services away.
+func (r *Record) declared(annotations map[string]string, hints []nodecache.Hint) []nodecache.Declared {
+	value, ok := annotations[ServicesAnnotation]
+	if !ok {
+		return nil
+	}
+	ds, err := parseDeclared(value, hints)
+	if err != nil {
+		r.note(ServicesAnnotation, value, "%v", err)
+		return nil
+	}
+	return ds
+}
+
+// parseDeclared reads PORT=SERVICE,SERVICE;PORT=SERVICE. A port may stand
+// before any service and holds until the next port or semicolon; where none
+// stands, the one hinted port is meant.
+func parseDeclared(value string, hints []nodecache.Hint) ([]nodecache.Declared, error) {
+	byPort := map[uint16][]string{}
+	for group := range strings.SplitSeq(value, ";") {
+		var port uint16
+		for entry := range strings.SplitSeq(group, ",") {
+			service := entry
+			if text, rest, found := strings.Cut(entry, "="); found {
+				p, err := parsePort(text)
+				if err != nil {
+					return nil, err
+				}
+				port, service = p, rest
+			}
+			service = strings.TrimSpace(service)
+			if !validService(service) {
+				return nil, fmt.Errorf("%q is not the full name of a service", service)
+			}
+			if port == 0 {
+				if len(hints) != 1 {
+					return nil, fmt.Errorf("service %q has no port, and the pod has %d hinted ports", service, len(hints))
+				}
+				port = hints[0].Port
+			}
+			byPort[port] = append(byPort[port], unique.Make(service).Value())
+		}
+	}
+	ds := make([]nodecache.Declared, 0, len(byPort))
+	for port, services := range byPort {
+		services = slices.DeleteFunc(services, nodecache.Infrastructure)
+		if len(services) == 0 {
+			return nil, fmt.Errorf("port %d has no service that could be routed", port)
+		}
+		slices.Sort(services)
+		ds = append(ds, nodecache.Declared{Port: port, Services: slices.Compact(services)})
+	}
+	slices.SortFunc(ds, func(a, b nodecache.Declared) int { return cmp.Compare(a.Port, b.Port) })
+	return ds, nil
+}
+
+func parsePort(text string) (uint16, error) {
+	port, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
+	if err != nil || port == 0 {
+		return 0, fmt.Errorf("%q is not a port (1 to 65535)", strings.TrimSpace(text))
+	}
+	return uint16(port), nil
+}
+
+// validService tells whether the name is one of the protobuf language: letters,
+// digits and underscores between dots.
+func validService(name string) bool {
+	for part := range strings.SplitSeq(name, ".") {
+		if part == "" || part[0] >= '0' && part[0] <= '9' {
+			return false
+		}
+		for i := range len(part) {
+			c := part[i]
+			if c != '_' && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// collect reads what the pod says of being asked.
+func (r *Record) collect(annotations map[string]string) (off, on bool) {
+	switch value, ok := annotations[CollectAnnotation]; {
+	case !ok:
+	case value == "false":
+		off = true
+	case value == "true":
+		on = true
+	default:
+		r.note(CollectAnnotation, value, `it is neither "true" nor "false"`)
+	}
+	return off, on
+}

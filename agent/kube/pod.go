@@ -1,0 +1,205 @@
+package kube
+
+import (
+	"net/netip"
+	"reflect"
+	"strings"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// The annotations that pods carry; CollectAnnotation is read on namespaces
+// too.
+const (
+	// GRPCPortAnnotation lists, separated by commas, ports that speak gRPC.
+	GRPCPortAnnotation = "fingerpost.dev/grpc-port"
+	// ServicesAnnotation declares services, as "50051=pkg.A,pkg.B".
+	ServicesAnnotation = "fingerpost.dev/services"
+	// CollectAnnotation "false" opts out of being asked, "true" opts a
+	// hostNetwork pod in.
+	CollectAnnotation = "fingerpost.dev/collect"
+)
+
+// Why a pod is absent: the values of nodecache.Pod.Reason.
+const (
+	ReasonSucceeded   = "has finished"
+	ReasonFailed      = "has failed"
+	ReasonNoAddress   = "has no address"
+	ReasonNotReady    = "is not ready"
+	ReasonTerminating = "is terminating and not ready"
+)
+
+// Labels that name the revision of a pod's program, see OwnerKey.
+const (
+	templateHashLabel = "pod-template-hash"
+	revisionHashLabel = "controller-revision-hash"
+	// Argo Rollouts name their ReplicaSets by a label of their own.
+	rolloutsHashLabel = "rollouts-pod-template-hash"
+	zoneLabel         = "topology.kubernetes.io/zone"
+)
+
+// Record is what is kept of one pod. It is immutable.
+type Record struct {
+	*nodecache.Pod
+	// Notes says, one line each, what of the pod's annotations was ignored and
+	// why.
+	Notes []string
+
+	// optedOut is the pod's own word; Pod.CollectOff is its namespace's too.
+	optedOut bool
+	// pins keeps the interned strings of Pod shared: package unique forgets
+	// a value that no handle refers to.
+	pins [8]unique.Handle[string]
+}
+
+// Convert makes the record of a pod. Nothing in it refers to the pod. The
+// rules are those of the Kubernetes EndpointSlice controller for which pods
+// get traffic, with terminating pods that are still Ready as Draining.
+func Convert(pod *corev1.Pod) *Record {
+	r := &Record{}
+	pins := r.pins[:0]
+	intern := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		h := unique.Make(s)
+		pins = append(pins, h)
+		return h.Value()
+	}
+	key, name, workload := owner(pod)
+	p := &nodecache.Pod{
+		UID:       strings.Clone(string(pod.UID)),
+		Namespace: intern(pod.Namespace),
+		Name:      strings.Clone(pod.Name),
+		Node:      intern(pod.Spec.NodeName),
+		Zone:      intern(pod.Labels[zoneLabel]),
+		Owner:     nodecache.OwnerKey{UID: intern(key.UID), Revision: intern(key.Revision)},
+		OwnerName: intern(name),
+		Created:   pod.CreationTimestamp.UTC(),
+
+		HostNetwork: pod.Spec.HostNetwork,
+	}
+	p.Workload = nodecache.Workload{Namespace: p.Namespace, Kind: intern(workload.Kind), Name: intern(workload.Name)}
+	p.Addr, p.More = addresses(pod)
+	p.State, p.Reason = state(pod, p.Addr.IsValid())
+	p.Hints = r.hints(pod)
+	p.Declared = r.declared(pod.Annotations, p.Hints)
+	p.CollectOff, p.CollectOn = r.collect(pod.Annotations)
+	r.Pod, r.optedOut = p, p.CollectOff
+	return r
+}
+
+// GetObjectMeta lets client-go key a record as it keys the pod.
+func (r *Record) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name, UID: "", ResourceVersion: ""}
+}
+
+// inNamespace returns the record as it is in a namespace that did or did not
+// opt out of being asked.
+func (r *Record) inNamespace(off bool) *Record {
+	off = off || r.optedOut
+	if off == r.CollectOff {
+		return r
+	}
+	pod, record := *r.Pod, *r
+	pod.CollectOff = off
+	record.Pod = &pod
+	return &record
+}
+
+func (r *Record) equal(o *Record) bool {
+	return reflect.DeepEqual(r.Pod, o.Pod) && reflect.DeepEqual(r.Notes, o.Notes)
+}
+
+// owner follows the one controller of the pod. A mirror pod's controller is
+// its Node, which all static pods of the node share: it says nothing of the
+// program.
+func owner(pod *corev1.Pod) (nodecache.OwnerKey, string, nodecache.Workload) {
+	hash := pod.Labels[templateHashLabel]
+	revision := hash
+	if revision == "" {
+		revision = pod.Labels[revisionHashLabel]
+	}
+	if hash == "" {
+		hash = pod.Labels[rolloutsHashLabel]
+	}
+	ref := metav1.GetControllerOfNoCopy(pod)
+	if ref == nil || ref.Kind == "Node" {
+		return nodecache.OwnerKey{UID: string(pod.UID), Revision: revision},
+			"Pod/" + pod.Name,
+			nodecache.Workload{Kind: "Pod", Name: pod.Name}
+	}
+	name := ref.Name
+	if hash != "" {
+		name = strings.TrimSuffix(name, "-"+hash)
+	}
+	return nodecache.OwnerKey{UID: string(ref.UID), Revision: revision},
+		ref.Kind + "/" + ref.Name,
+		nodecache.Workload{Kind: ref.Kind, Name: name}
+}
+
+// addresses returns the primary address, which may be none, and the others.
+func addresses(pod *corev1.Pod) (netip.Addr, []netip.Addr) {
+	ips := pod.Status.PodIPs
+	if len(ips) == 0 {
+		ips = []corev1.PodIP{{IP: pod.Status.PodIP}}
+	}
+	first, _ := parseAddr(ips[0].IP)
+	var more []netip.Addr
+	for _, ip := range ips[1:] {
+		if a, ok := parseAddr(ip.IP); ok && a != first {
+			more = append(more, a)
+		}
+	}
+	return first, more
+}
+
+func parseAddr(s string) (netip.Addr, bool) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.IsUnspecified() {
+		return netip.Addr{}, false
+	}
+	return a.Unmap().WithZone(""), true
+}
+
+// state reads no clock: a terminal phase ends a pod at once, a
+// deletionTimestamp outranks Ready, and a phase that the node could not report
+// changes nothing.
+func state(pod *corev1.Pod, addressed bool) (nodecache.PodState, string) {
+	ready, deleted := isReady(pod), pod.DeletionTimestamp != nil
+	switch {
+	case pod.Status.Phase == corev1.PodSucceeded:
+		return nodecache.Absent, ReasonSucceeded
+	case pod.Status.Phase == corev1.PodFailed:
+		return nodecache.Absent, ReasonFailed
+	case deleted && !ready:
+		return nodecache.Absent, ReasonTerminating
+	case !addressed:
+		return nodecache.Absent, ReasonNoAddress
+	case !ready:
+		return nodecache.Absent, ReasonNotReady
+	case deleted:
+		return nodecache.Draining, ""
+	}
+	return nodecache.Serving, ""
+}
+
+func isReady(pod *corev1.Pod) bool {
+	for i := range pod.Status.Conditions {
+		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// alive tells whether the pod's addresses are its own to be found by: a
+// terminal pod's may be another's already, a host's are many pods'.
+func alive(p *nodecache.Pod) bool {
+	return p.Addr.IsValid() && !p.HostNetwork &&
+		(p.State == nodecache.Serving || p.State == nodecache.Absent && p.Reason == ReasonNotReady)
+}

@@ -1,0 +1,47 @@
+package kube
+
+import (
+	"context"
+	"time"
+)
+
+// Source feeds a [Store]: [File] or [Cluster].
+type Source interface {
+	// Run feeds the store until ctx ends, and then returns nil. It returns an
+	// error only where it could not begin. It is called once.
+	Run(ctx context.Context) error
+	// Synced is closed once every object of the first list was applied to the
+	// directory.
+	Synced() <-chan struct{}
+	// Status may be called at any time.
+	Status() Status
+}
+
+var (
+	_ Source = (*File)(nil)
+)
+
+// Status says how a source stands.
+type Status struct {
+	Kind string // "kube" or "file"
+	// Synced is set once the first list was applied, and stays.
+	Synced bool
+	// Since is when the source stopped being up to date: it shows the state
+	// of that moment. Zero while it is up to date.
+	Since time.Time
+	// StaleSeconds is the time passed since Since; 0 while up to date.
+	StaleSeconds float64
+	// Error says in one line why the source is not up to date; empty if it is.
+	Error string
+	// Pods counts the pods that the source holds, in any state.
+	Pods int
+	// Kept counts objects by kind that were recognised and are not used yet,
+	// Ignored those of unknown kinds. A file source alone has them.
+	Kept, Ignored map[string]int
+}
+
+// stale fills Since, StaleSeconds and Error.
+func (s *Status) stale(since time.Time, err string) {
+	s.Since, s.Error = since, err
+	s.StaleSeconds = max(0, time.Since(since).Seconds())
+}
