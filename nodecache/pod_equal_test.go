@@ -1,0 +1,71 @@
+package nodecache_test
+
+import (
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// Every field counts: one that Equal forgot would be a change that nobody
+// hears of.
+func TestPodEqualSeesEveryField(t *testing.T) {
+	full := func() *nodecache.Pod {
+		p := pod("a", "192.0.2.1", created(1), declaring(1, "pkg.D"))
+		p.More = []netip.Addr{netip.MustParseAddr("2001:db8::1")}
+		return p
+	}
+	if !full().Equal(full()) {
+		t.Fatal("equal pods are not Equal")
+	}
+	typ := reflect.TypeFor[nodecache.Pod]()
+	for i := range typ.NumField() {
+		p := full()
+		change(t, reflect.ValueOf(p).Elem().Field(i))
+		if p.Equal(full()) || full().Equal(p) {
+			t.Errorf("Equal does not see %s", typ.Field(i).Name)
+		}
+	}
+}
+
+// change sets a value to another one, of structs every field, one that Equal
+// treats as a whole.
+func change(t *testing.T, v reflect.Value) {
+	t.Helper()
+	switch x := v.Addr().Interface().(type) {
+	case *time.Time:
+		*x = x.Add(time.Second)
+		return
+	case *netip.Addr:
+		*x = x.Next()
+		return
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(v.String() + "x")
+	case reflect.Bool:
+		v.SetBool(!v.Bool())
+	case reflect.Uint8, reflect.Uint16:
+		v.SetUint(v.Uint() + 1)
+	case reflect.Slice:
+		change(t, v.Index(0))
+	case reflect.Struct:
+		change(t, v.Field(v.NumField()-1))
+	default:
+		t.Fatalf("a field of kind %s", v.Kind())
+	}
+}
+
+func TestPodEqualTakesNilForEmpty(t *testing.T) {
+	p, q := pod("a", "192.0.2.1"), pod("a", "192.0.2.1")
+	q.More, q.Declared = []netip.Addr{}, []nodecache.Declared{}
+	if !p.Equal(q) {
+		t.Error("nil and empty slices differ")
+	}
+	q.Declared = []nodecache.Declared{{Port: 1}}
+	if p.Equal(q) {
+		t.Error("a declaration more is not seen")
+	}
+}
