@@ -23,6 +23,7 @@ const (
 	Nonsense    Class = "nonsense"    // answers that do not follow the protocol
 	Deadline    Class = "deadline"    // not done within the wall bound
 	Exhausted   Class = "exhausted"   // an answer or the sum of them crossed a budget
+	Limited     Class = "limited"     // the port had its connections of this hour
 )
 
 // Failure is an attempt on one port that gave no result.

@@ -103,7 +103,7 @@ func (w *wire) verdict(timeout bool) (Result, error) {
 	}
 	switch {
 	case errors.Is(w.dialErr, syscall.ECONNREFUSED):
-		return Result{}, &Failure{Class: Refused, Detail: "connection refused"}
+		return Result{}, &Failure{Class: Refused, Detail: "nobody listens"}
 	case timeout && !w.open:
 		return Result{}, &Failure{Class: Silent, Detail: "no answer to the connect"}
 	case w.dialErr != nil:

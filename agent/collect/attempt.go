@@ -1,0 +1,211 @@
+package collect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// maxPods is how many pods of an owner one attempt asks.
+const maxPods = 3
+
+// outcome is what an attempt brought: info, or err, or neither where no pod
+// was there to be asked any more.
+type outcome struct {
+	info   *nodecache.Info
+	err    error
+	class  Class
+	ports  []uint16        // that gave no answer
+	asked  []string        // UIDs of the pods asked
+	unsure map[uint16]bool // ports whose answer needs another attempt
+}
+
+// eligible returns the pods that may be asked.
+func (c *Collector) eligible(o *nodecache.Owner) []nodecache.Member {
+	var ms []nodecache.Member
+	for _, m := range o.Pods {
+		if !m.Shadowed && c.mayDial(m.Pod) {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}
+
+func (c *Collector) mayDial(p *nodecache.Pod) bool {
+	return p.State == nodecache.Serving && (c.scope != ScopeNode || p.Node == c.node) && len(p.DialPorts()) > 0
+}
+
+// current returns what the directory holds of the pod now, nil if it must not
+// be dialled any more: an address may have passed to another pod meanwhile.
+func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) *nodecache.Pod {
+	p := c.dir.Pod(was.UID)
+	if p == nil || p.Owner != key || p.Addr != was.Addr || !c.mayDial(p) {
+		return nil
+	}
+	if !p.HostNetwork {
+		if at := c.dir.PodAt(p.Addr); at == nil || at.UID != p.UID {
+			return nil
+		}
+	}
+	return p
+}
+
+// attempt asks pods of the owner until one has answered on all its ports.
+func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome {
+	var out outcome
+	o := c.dir.Owner(key)
+	if o == nil {
+		return out
+	}
+	var partial *nodecache.Info
+	useless := c.patience(key)
+	for _, m := range c.order(key, c.eligible(o)) {
+		if len(out.asked) == maxPods || useless == 0 {
+			break
+		}
+		a := c.ask(ctx, key, m.Pod, &out)
+		if ctx.Err() != nil && (a.err != nil || a.gone) {
+			return outcome{}
+		}
+		if a.gone {
+			continue
+		}
+		info := &nodecache.Info{Ports: a.ports, Origin: nodecache.OriginSelf, Collected: time.Now(), Pod: m.String()}
+		if a.err == nil {
+			return outcome{info: info}
+		}
+		if partial == nil && info.Reason() == "" && len(a.ports) > 0 {
+			partial = info
+		}
+		if a.connected {
+			useless--
+		}
+		var f *Failure
+		if errors.As(a.err, &f) && (out.err == nil || f.heavy()) {
+			out.err, out.class = a.err, f.Class
+			if f.heavy() {
+				break
+			}
+		}
+	}
+	if partial != nil {
+		return outcome{info: partial}
+	}
+	return out
+}
+
+// answers is what one pod gave.
+type answers struct {
+	ports     []nodecache.PortInfo
+	err       error // the first port without an answer
+	connected bool  // a connection came about and gave no answer
+	gone      bool  // the pod must not be dialled any more
+}
+
+// ask asks all ports of one pod, and adds to out what a failure needs to know.
+func (c *Collector) ask(ctx context.Context, key nodecache.OwnerKey, pod *nodecache.Pod, out *outcome) (a answers) {
+	for i, port := range pod.DialPorts() {
+		p := c.current(key, pod)
+		if p == nil || !slices.Contains(p.DialPorts(), port) {
+			c.metrics.staleTargets.Inc()
+			return answers{gone: true}
+		}
+		if i == 0 {
+			out.asked = append(out.asked, pod.UID)
+		}
+		r, opened, err := c.port(ctx, key, netip.AddrPortFrom(p.Addr, port))
+		if err == nil && r.Unsure && !c.confirmed(key, port) {
+			if out.unsure == nil {
+				out.unsure = map[uint16]bool{}
+			}
+			out.unsure[port] = true
+			err = &Failure{Class: Unavailable, Detail: r.Detail}
+		}
+		if err == nil {
+			a.ports = append(a.ports, r.PortInfo)
+			continue
+		}
+		if ctx.Err() != nil {
+			return answers{err: ctx.Err()}
+		}
+		out.ports = append(out.ports, port)
+		a.connected = a.connected || opened
+		var f *Failure
+		heavy := errors.As(err, &f) && f.heavy()
+		if a.err == nil || heavy {
+			a.err = fmt.Errorf("port %d: %w", port, err)
+		}
+		if heavy {
+			break
+		}
+	}
+	return a
+}
+
+// port asks one port, if it may have another connection; opened tells whether
+// one came about.
+func (c *Collector) port(ctx context.Context, key nodecache.OwnerKey, addr netip.AddrPort) (r Result, opened bool, err error) {
+	k := callKey{key, addr.Port()}
+	c.mu.Lock()
+	free := c.calls.free(k, time.Now())
+	c.mu.Unlock()
+	if !free.IsZero() {
+		return Result{}, false, &Failure{Class: Limited, Detail: fmt.Sprintf("it had its %d connections of this hour", maxCalls)}
+	}
+	var yes atomic.Bool // a dial may outlive the attempt for a moment
+	r, err = c.reflect(ctx, addr, func() {
+		yes.Store(true)
+		c.metrics.connections.Inc()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.calls.note(k, time.Now())
+	})
+	return r, yes.Load(), err
+}
+
+// order sorts pods by who is asked first: those of this node, then those that
+// were not asked since the last success, then by name.
+func (c *Collector) order(key nodecache.OwnerKey, ms []nodecache.Member) []nodecache.Member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.failed[key]
+	rank := func(m nodecache.Member) int {
+		n := 0
+		if m.Node != c.node {
+			n += 2
+		}
+		if f != nil && f.asked[m.UID] {
+			n++
+		}
+		return n
+	}
+	slices.SortStableFunc(ms, func(a, b nodecache.Member) int { return cmp.Compare(rank(a), rank(b)) })
+	return ms
+}
+
+// patience is how many useless connections the next attempt may make: they
+// are few within an hour, and a slow start needs some of them later.
+func (c *Collector) patience(key nodecache.OwnerKey) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed[key] == nil {
+		return 2
+	}
+	return 1
+}
+
+// confirmed tells whether an earlier attempt on the port had the same unsure
+// answer.
+func (c *Collector) confirmed(key nodecache.OwnerKey, port uint16) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.failed[key]
+	return f != nil && f.unsure[port]
+}

@@ -1,0 +1,226 @@
+package collect
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/fingerpost/fingerpost/agent/schedule"
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// consider submits a flight for the owner if it needs one and has none, and
+// raises the priority of one that waits. It is called after every change that
+// could make the answer another; the view is read before the lock, so a flight
+// may turn out to be needless, which the flight finds out before it dials.
+func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
+	o := c.dir.Owner(key)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx == nil || c.ctx.Err() != nil {
+		return
+	}
+	if j := c.flights[key]; j != nil {
+		if j.Err() == nil {
+			j.Raise(p)
+			return
+		}
+		delete(c.flights, key) // dropped before it ran
+	}
+	if o == nil || len(o.Pods) == 0 {
+		return
+	}
+	pods := c.eligible(o)
+	if len(pods) == 0 {
+		return
+	}
+	switch o.Knowledge {
+	case nodecache.Unknown:
+	case nodecache.Failed:
+		if now := time.Now(); now.Before(o.NextTry) && !c.failed[key].newPod(pods) {
+			if c.timeline.set(key, o.NextTry) {
+				c.rouse()
+			}
+			return
+		}
+	default:
+		return
+	}
+	c.flights[key] = c.sched.Submit(schedule.Collect, p, o.Workload.Namespace, func(ctx context.Context) {
+		c.fly(ctx, key)
+	})
+}
+
+// rouse makes keepTime look at the timeline again.
+func (c *Collector) rouse() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// fly is the work of one flight.
+func (c *Collector) fly(ctx context.Context, key nodecache.OwnerKey) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(c.ctx, cancel)()
+
+	c.metrics.inFlight.Inc()
+	result := c.try(ctx, key)
+	c.metrics.inFlight.Dec()
+	if result != "" {
+		c.metrics.collects.WithLabelValues(result).Inc()
+	}
+
+	c.mu.Lock()
+	delete(c.flights, key)
+	c.mu.Unlock()
+	// What changed during the flight was not acted on.
+	c.consider(key, schedule.Normal)
+}
+
+// The results of a flight, as the metric names them; the empty one is that of
+// a flight that had nothing to do.
+const (
+	resultKnown       = "known"
+	resultNone        = "none"
+	resultFailed      = "failed"
+	resultStale       = "stale"        // the owner ended meanwhile
+	resultStaleTarget = "stale-target" // the pods ended or moved meanwhile
+	resultAbandoned   = "abandoned"    // the agent stops
+)
+
+// try makes one attempt and records what came out.
+func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
+	if ctx.Err() != nil {
+		return resultAbandoned
+	}
+	o := c.dir.Owner(key)
+	if o == nil || o.Knowledge != nodecache.Unknown && o.Knowledge != nodecache.Failed || len(c.eligible(o)) == 0 {
+		return ""
+	}
+	r, err := c.dir.Begin(key)
+	if errors.Is(err, nodecache.ErrBusy) {
+		return ""
+	} else if err != nil {
+		return c.stale(key)
+	}
+	if f, ok := c.held(key); ok {
+		// A new generation of an owner whose server must be left alone.
+		if c.dir.Fail(r, f.reason, f.next) != nil {
+			return c.stale(key)
+		}
+		return resultFailed
+	}
+
+	out := c.attempt(ctx, key)
+	switch {
+	case out.info != nil:
+		if c.dir.Commit(r, out.info) != nil {
+			return c.stale(key)
+		}
+		return c.succeeded(key, o, out)
+	case ctx.Err() != nil:
+		_ = c.dir.Abandon(r) // stale or not, nothing is left to do
+		return resultAbandoned
+	case out.err == nil:
+		if c.dir.Abandon(r) != nil {
+			return c.stale(key)
+		}
+		return resultStaleTarget
+	}
+	reason, next := c.noteFailure(key, o, out)
+	if c.dir.Fail(r, reason, next) != nil {
+		return c.stale(key)
+	}
+	return resultFailed
+}
+
+func (c *Collector) stale(key nodecache.OwnerKey) string {
+	c.metrics.stale.Inc()
+	c.log.Debug("owner ended during its collect", "owner", key.String())
+	return resultStale
+}
+
+// held returns the failure that forbids an attempt now.
+func (c *Collector) held(key nodecache.OwnerKey) (failures, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f := c.failed[key]; f != nil && f.heavy > 0 && time.Now().Before(f.next) {
+		return *f, true
+	}
+	return failures{}, false
+}
+
+func (c *Collector) succeeded(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) string {
+	c.mu.Lock()
+	failed := c.failed[key] != nil
+	delete(c.failed, key)
+	c.mu.Unlock()
+	services, why := 0, out.info.Reason()
+	for _, p := range out.info.Ports {
+		services += len(p.Services)
+	}
+	if failed {
+		c.log.Info("collected after failures", "owner", key.String(), "name", o.Name, "pod", out.info.Pod, "services", services, "reason", why)
+	} else {
+		c.log.Debug("collected", "owner", key.String(), "name", o.Name, "pod", out.info.Pod, "services", services, "reason", why)
+	}
+	if services == 0 {
+		return resultNone
+	}
+	return resultKnown
+}
+
+// noteFailure counts a failure and decides when the next attempt is.
+func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) (reason string, next time.Time) {
+	now := time.Now()
+	reason = out.err.Error()
+	c.mu.Lock()
+	f := c.failed[key]
+	if f == nil {
+		f = &failures{asked: map[string]bool{}, unsure: map[uint16]bool{}}
+		c.failed[key] = f
+	}
+	changed := f.class != out.class
+	f.note(now, out)
+	next = f.next
+	for _, port := range out.ports {
+		if t := c.calls.free(callKey{key, port}, now); t.After(next) {
+			next = t
+		}
+	}
+	f.reason, f.next = reason, next
+	f.seen = map[string]bool{}
+	for _, m := range c.eligible(o) {
+		f.seen[m.UID] = true
+	}
+	c.mu.Unlock()
+	if changed {
+		c.log.Info("collect failed and will be tried again", "owner", key.String(), "name", o.Name,
+			"reason", reason, "next", next.Sub(now).Round(time.Millisecond))
+	}
+	return reason, next
+}
+
+// sweep considers owners whose flight was dropped, and forgets what is kept of
+// owners that went.
+func (c *Collector) sweep(now time.Time) {
+	var dropped []nodecache.OwnerKey
+	c.mu.Lock()
+	for key, j := range c.flights {
+		if j.Err() != nil {
+			dropped = append(dropped, key)
+		}
+	}
+	for key, f := range c.failed {
+		if now.Sub(f.next) > callWindow {
+			delete(c.failed, key)
+		}
+	}
+	c.calls.sweep(now)
+	c.mu.Unlock()
+	for _, key := range dropped {
+		c.consider(key, schedule.Normal)
+	}
+}
