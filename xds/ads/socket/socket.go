@@ -293,36 +293,24 @@ func inode(path string) (dev, ino uint64, err error) {
 // since pods of any user have to pass.
 func makeDir(dir string) error {
 	fi, err := os.Stat(dir)
-	if err == nil {
-		if !fi.IsDir() {
-			return fmt.Errorf("%s is %s, not a directory", dir, kind(fi.Mode()))
-		}
-		return nil
+	if err == nil && !fi.IsDir() {
+		return fmt.Errorf("%s is %s, not a directory", dir, kind(fi.Mode()))
+	}
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+		return err
 	}
 	if parent := filepath.Dir(dir); parent != dir {
 		if err := makeDir(parent); err != nil {
 			return err
 		}
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		if errors.Is(err, fs.ErrExist) {
-			return makeExisting(dir)
-		}
+	switch err := os.Mkdir(dir, 0o755); {
+	case errors.Is(err, fs.ErrExist):
+		return nil // somebody else made it meanwhile
+	case err != nil:
 		return err
 	}
 	return os.Chmod(dir, 0o755)
-}
-
-// makeExisting settles a race with another creator, and a dangling link.
-func makeExisting(dir string) error {
-	fi, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if !fi.IsDir() {
-		return fmt.Errorf("%s is %s, not a directory", dir, kind(fi.Mode()))
-	}
-	return nil
 }
 
 func kind(m fs.FileMode) string {

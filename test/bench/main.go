@@ -1,0 +1,97 @@
+// Bench measures what the agent promises to be fast at, each figure beside a
+// baseline of the same run, and writes them as a list of
+// {name, value, unit, baseline, ratio}; a ratio above 1 is better than the
+// baseline.
+//
+//	go run ./test/bench [-only PREFIX] [-short] [-o bench.json]
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+)
+
+// result is one line of bench.json.
+type result struct {
+	Name     string  `json:"name"`
+	Value    float64 `json:"value"`
+	Unit     string  `json:"unit"`
+	Baseline float64 `json:"baseline"`
+	Ratio    float64 `json:"ratio"`
+}
+
+// benchmark gives the figures that it names.
+type benchmark struct {
+	names []string
+	run   func(context.Context, *run) ([]result, error)
+}
+
+// benchmarks are all there are, in the order in which they run.
+var benchmarks = []benchmark{oneChange}
+
+// run is what the command line asks of a benchmark.
+type run struct {
+	only  string
+	short bool // a rough picture: smaller sizes
+	began time.Time
+}
+
+// wants tells whether a figure was asked for.
+func (r *run) wants(name string) bool { return strings.HasPrefix(name, r.only) }
+
+// progress tells the reader what goes on.
+func (r *run) progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%7.1fs  %s\n", time.Since(r.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+func main() {
+	r := &run{began: time.Now()}
+	flag.StringVar(&r.only, "only", "", "run only the figures whose name has this `prefix`")
+	flag.BoolVar(&r.short, "short", false, "smaller sizes, a rough picture")
+	out := flag.String("o", "bench.json", "write the figures to this `file`")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := r.all(ctx, *out); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func (r *run) all(ctx context.Context, out string) error {
+	results := []result{}
+	for _, b := range benchmarks {
+		wanted := false
+		for _, name := range b.names {
+			wanted = wanted || r.wants(name)
+		}
+		if !wanted {
+			continue
+		}
+		got, err := b.run(ctx, r)
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.names[0], err)
+		}
+		for _, res := range got {
+			if r.wants(res.Name) {
+				results = append(results, res)
+				fmt.Printf("%-34s %10.3f %-3s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
+			}
+		}
+	}
+	if len(results) == 0 {
+		return fmt.Errorf("no figure has a name that begins with %q", r.only)
+	}
+	raw, err := json.MarshalIndent(results, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(raw, '\n'), 0o644)
+}
