@@ -1,0 +1,143 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// httpRetry is how long the agent waits between tries to listen at an address
+// that is taken: an agent that is being replaced holds it until it is gone.
+const httpRetry = 2 * time.Second
+
+// health adds what probes and scrapers ask for.
+func (a *Agent) health(mux *http.ServeMux) {
+	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]bool{"live": true})
+	})
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
+		err := a.Ready(r.Context())
+		answer := struct {
+			Ready  bool   `json:"ready"`
+			Reason string `json:"reason"`
+		}{Ready: err == nil}
+		if err != nil {
+			answer.Reason = err.Error()
+			writeJSON(w, http.StatusServiceUnavailable, answer)
+			return
+		}
+		answer.Reason = a.missing()
+		writeJSON(w, http.StatusOK, answer)
+	})
+	mux.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
+}
+
+// admin is what the command line asks, and pprof.
+func (a *Agent) admin() http.Handler {
+	mux := http.NewServeMux()
+	a.health(mux)
+	get := func(path string, answer func(*http.Request) (any, error)) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			v, err := answer(r)
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusNotFound)
+				return
+			}
+			writeJSON(w, http.StatusOK, v)
+		})
+	}
+	get("/status", func(r *http.Request) (any, error) { return a.Status(r.Context()), nil })
+	get("/owners", func(*http.Request) (any, error) {
+		views := []OwnerView{}
+		for _, o := range a.dir.Owners() {
+			views = append(views, viewOwner(o))
+		}
+		return views, nil
+	})
+	get("/services", func(*http.Request) (any, error) { return a.services(), nil })
+	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
+	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
+	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+func writeJSON(w http.ResponseWriter, code int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(v) // the asker is gone
+}
+
+// serveHTTP serves until ctx ends.
+func serveHTTP(ctx context.Context, lis net.Listener, h http.Handler) error {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	if err := s.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// serveHealth listens at the HTTP address, as soon as it is free, and serves
+// until ctx ends.
+func (a *Agent) serveHealth(ctx context.Context) error {
+	mux := http.NewServeMux()
+	a.health(mux)
+	for said := false; ; said = true {
+		lis, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.config.HTTPAddress)
+		if err == nil {
+			a.setPart("http", "on")
+			if said {
+				a.log.Info("http address is free now", "address", a.config.HTTPAddress)
+			}
+			return serveHTTP(ctx, lis, mux)
+		}
+		a.setPart("http", "off: "+err.Error())
+		if !said {
+			a.log.Warn("http address is not free; trying on", "address", a.config.HTTPAddress, "error", err)
+		}
+		select {
+		case <-time.After(httpRetry):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Status says how the agent is.
+func (a *Agent) Status(context.Context) Status {
+	src, counts, clients := a.source.Status(), a.dir.Counts(), a.server.Clients()
+	s := Status{
+		Node:    a.config.nodeName(),
+		Version: a.config.Version,
+		Source:  Source{Kind: src.Kind, Synced: src.Synced, StaleSeconds: int64(src.StaleSeconds), Error: src.Error},
+		Owners:  map[string]int{},
+		Pods:    counts.Pods[nodecache.Serving] + counts.Pods[nodecache.Draining],
+		Proxies: len(clients),
+		Parts:   a.partStates(),
+	}
+	s.Gate, s.Reason = a.gateState()
+	for k, n := range counts.Owners {
+		s.Owners[k.String()] = n
+	}
+	for _, c := range clients {
+		for _, t := range c.Types {
+			if t.Nack != nil {
+				s.Nacks++
+			}
+		}
+	}
+	return s
+}

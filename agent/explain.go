@@ -1,0 +1,138 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds/resources"
+)
+
+// explainPod says why a pod, by namespace/name, is or is not served.
+func (a *Agent) explainPod(id string) (*Explanation, error) {
+	ns, name, _ := strings.Cut(id, "/")
+	r := a.store.Pod(ns, name)
+	if r == nil {
+		if !a.source.Status().Synced {
+			return nil, fmt.Errorf("pod %s is not known, and the source has not synced yet", id)
+		}
+		return nil, fmt.Errorf("there is no pod %s", id)
+	}
+	e := &Explanation{}
+	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
+	e.fact("address", "%s on node %q", r.Addr, r.Node)
+	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
+	for _, h := range r.Hints {
+		e.fact("hint", "port %d by %s", h.Port, h.Why)
+	}
+	for _, d := range r.Declared {
+		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
+	}
+	for _, note := range r.Notes {
+		e.fact("note", "%s", note)
+	}
+	if r.State == nodecache.Absent {
+		e.Verdict = fmt.Sprintf("%s is not served: %s", id, r.Reason)
+		return e, nil
+	}
+	o := a.dir.Owner(r.Owner)
+	if o == nil {
+		e.Verdict = fmt.Sprintf("%s is not served yet: its event is being handled", id)
+		return e, nil
+	}
+	a.explainOwner(e, o)
+	var served []string
+	for _, m := range o.Pods {
+		if m.UID == r.UID && m.Shadowed {
+			e.Verdict = fmt.Sprintf("%s is not served: another pod that is alive has its address", id)
+			return e, nil
+		}
+	}
+	for _, s := range o.Services() {
+		if slices.ContainsFunc(o.Targets(s), func(t nodecache.Target) bool { return t.Pod.UID == r.UID }) {
+			served = append(served, s)
+		}
+	}
+	switch {
+	case len(served) == 0 && o.Knowledge.Settled():
+		e.Verdict = fmt.Sprintf("%s is not served: its owner has no service: %s", id, o.Reason)
+	case len(served) == 0:
+		e.Verdict = strings.TrimSuffix(fmt.Sprintf("%s is not served yet: what its owner serves is %s: %s", id, o.Knowledge, o.Reason), ": ")
+	default:
+		e.Verdict = fmt.Sprintf("%s is served: %s", id, strings.Join(served, ", "))
+		for _, s := range a.services() {
+			if slices.Contains(served, s.Name) && s.Namespace == ns && !slices.Contains(s.Owners, o.Key.String()) {
+				e.fact("claimant", "%s goes to %s, since another workload provides it", s.Name, strings.Join(s.Owners, ", "))
+			}
+		}
+	}
+	return e, nil
+}
+
+func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner) {
+	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+	if o.Info == nil {
+		return
+	}
+	asked := ""
+	if o.Info.Pod != "" {
+		asked = ", from pod " + o.Info.Pod
+	}
+	e.fact("learned", "by %s at %s%s", o.Info.Origin, o.Info.Collected.UTC().Format("2006-01-02T15:04:05Z"), asked)
+	for _, p := range o.Info.Ports {
+		var names []string
+		for _, s := range p.Services {
+			names = append(names, s.Name)
+		}
+		says := strings.Join(names, ", ")
+		if says == "" {
+			says = p.Detail
+		}
+		e.fact(fmt.Sprintf("port %d", p.Port), "%s", strings.TrimSuffix(string(p.State)+": "+says, ": "))
+	}
+}
+
+func (a *Agent) services() []resources.ServiceView {
+	a.feed.flush()
+	return a.compiler.Services()
+}
+
+// explainService says where a gRPC service is served, in every namespace, and
+// which owners might have it.
+func (a *Agent) explainService(name string) *Explanation {
+	e := &Explanation{}
+	found := 0
+	for _, s := range a.services() {
+		if s.Name != name {
+			continue
+		}
+		found++
+		e.fact(s.Namespace, "cluster %s/%s, provided by %s", s.Namespace, s.Name, strings.Join(s.Owners, ", "))
+		for _, ep := range s.Endpoints {
+			e.fact(s.Namespace, "%s pod %s on node %q, %s", ep.Address, ep.Pod, ep.Node, ep.State)
+		}
+		if len(s.Endpoints) == 0 {
+			e.fact(s.Namespace, "no endpoint: no pod of the provider is serving")
+		}
+		for _, c := range s.Claimants {
+			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
+		}
+	}
+	for _, o := range a.dir.Owners() {
+		if !o.Knowledge.Settled() {
+			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+		}
+	}
+	switch {
+	case nodecache.Infrastructure(name):
+		e.Verdict = name + " is infrastructure, which is never served by its name alone"
+	case found == 0 && len(e.Facts) == 0:
+		e.Verdict = name + " is not served: no owner has it"
+	case found == 0:
+		e.Verdict = name + " is not served: no owner is known to have it, and some are not known yet"
+	default:
+		e.Verdict = fmt.Sprintf("%s is served in %d namespace(s)", name, found)
+	}
+	return e
+}

@@ -1,0 +1,88 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	gateOpen   = "open"
+	gateClosed = "closed"
+
+	// firstAttempts bounds how long the gate waits, after the source has
+	// synced, for the first attempt to collect each owner. It lies below the
+	// 15 s after which gRPC clients take an unanswered name as absent.
+	firstAttempts = 10 * time.Second
+)
+
+// gate says whether clients are answered.
+type gate struct{ open atomic.Bool }
+
+// openGate opens the gate once the source has synced, every listed object is
+// in the tables, and every owner that can be asked was asked once, or the
+// bound has passed.
+func (a *Agent) openGate(ctx context.Context) error {
+	select {
+	case <-a.source.Synced():
+	case <-ctx.Done():
+		return nil
+	}
+	begun := time.Now()
+	bound, cancel := context.WithTimeout(ctx, firstAttempts)
+	defer cancel()
+	err := a.collector.FirstAttempts(bound)
+	if ctx.Err() != nil {
+		return nil
+	}
+	a.feed.flush()
+	a.server.OpenGate()
+	a.gate.open.Store(true)
+	if err != nil {
+		a.log.Warn("gate open, though not every owner was asked what it serves", "after", time.Since(begun).Round(time.Millisecond), "missing", a.missing())
+	} else {
+		a.log.Info("gate open", "after", time.Since(begun).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// gateState is what status says of the gate.
+func (a *Agent) gateState() (state, reason string) {
+	if a.gate.open.Load() {
+		return gateOpen, a.missing()
+	}
+	if s := a.source.Status(); !s.Synced {
+		if s.Error != "" {
+			return gateClosed, "the source has not synced: " + s.Error
+		}
+		return gateClosed, "the source has not synced"
+	}
+	if m := a.missing(); m != "" {
+		return gateClosed, m
+	}
+	return gateClosed, "opening"
+}
+
+// missing names the owners whose services are not known yet; empty if there
+// are none.
+func (a *Agent) missing() string {
+	var names []string
+	for _, o := range a.dir.Owners() {
+		if !o.Knowledge.Settled() {
+			names = append(names, fmt.Sprintf("%s/%s (%s)", o.Workload.Namespace, o.Name, o.Knowledge))
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	n := len(names)
+	const shown = 5
+	if n > shown {
+		names = append(names[:shown], "…")
+	}
+	return fmt.Sprintf("%d owners not known yet: %s", n, strings.Join(names, ", "))
+}

@@ -1,0 +1,50 @@
+package agent
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+var (
+	descOwners = prometheus.NewDesc("fingerpost_owners", "Owners that have pods, by what is known of them.", []string{"knowledge"}, nil)
+	descPods   = prometheus.NewDesc("fingerpost_pods", "Pods in the directory, by state.", []string{"state"}, nil)
+	descStale  = prometheus.NewDesc("fingerpost_source_stale_seconds", "For how long the source has been cut off or broken; 0 while it is well.", nil, nil)
+	descSynced = prometheus.NewDesc("fingerpost_source_synced", "1 once the source's first list was handled.", nil, nil)
+	descBuild  = prometheus.NewDesc("fingerpost_build_info", "1, with the version of the agent.", []string{"version"}, nil)
+)
+
+func newInvalid() prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fingerpost_invalid_resources_total", Help: "Resources that were left out, since they break their own rules.",
+	})
+}
+
+// gauges are read when somebody scrapes.
+type gauges struct{ a *Agent }
+
+func (*gauges) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descBuild} {
+		ch <- d
+	}
+}
+
+func (g *gauges) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counts, src := g.a.dir.Counts(), g.a.source.Status()
+	for k := nodecache.Unknown; k <= nodecache.Failed; k++ {
+		gauge(descOwners, float64(counts.Owners[k]), k.String())
+	}
+	for _, s := range []nodecache.PodState{nodecache.Serving, nodecache.Draining} {
+		gauge(descPods, float64(counts.Pods[s]), s.String())
+	}
+	gauge(descStale, src.StaleSeconds)
+	synced := 0.0
+	if src.Synced {
+		synced = 1
+	}
+	gauge(descSynced, synced)
+	gauge(descBuild, 1, g.a.config.Version)
+}

@@ -1,0 +1,106 @@
+package agent
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// Status is the answer to /status.
+type Status struct {
+	Node    string `json:"node"`
+	Version string `json:"version"`
+	Source  Source `json:"source"`
+	// Gate is open or closed; Reason says why it is closed, or what is still
+	// missing behind an open one.
+	Gate   string         `json:"gate"`
+	Reason string         `json:"reason"`
+	Owners map[string]int `json:"owners"` // by knowledge
+	Pods   int            `json:"pods"`   // serving and draining
+	// Proxies counts the connected clients, Nacks the types that one of them
+	// has rejected and not accepted since.
+	Proxies int `json:"proxies"`
+	Nacks   int `json:"nacks"`
+	// Parts says of each part whether it is "on" or "off: reason".
+	Parts map[string]string `json:"parts"`
+}
+
+// Source is how the source of pods is.
+type Source struct {
+	Kind   string `json:"kind"` // kube or file
+	Synced bool   `json:"synced"`
+	// StaleSeconds is how long the source has been cut off or broken; 0 while
+	// it is well.
+	StaleSeconds int64  `json:"stale_seconds"`
+	Error        string `json:"error"`
+}
+
+// Trouble says in one line what is not well; empty if all is.
+func (s *Status) Trouble() string {
+	switch {
+	case !s.Source.Synced:
+		return "the source is not synced: " + s.Source.Error
+	case s.Gate != gateOpen:
+		return "the gate is closed: " + s.Reason
+	case s.Source.Error != "":
+		return fmt.Sprintf("the source is stale for %s: %s", time.Duration(s.Source.StaleSeconds)*time.Second, s.Source.Error)
+	case s.Nacks > 0:
+		return fmt.Sprintf("%d rejected by clients; see fingerpost proxies", s.Nacks)
+	}
+	return ""
+}
+
+// OwnerView is one row of the answer to /owners.
+type OwnerView struct {
+	Key       string   `json:"key"`
+	Namespace string   `json:"namespace"`
+	Name      string   `json:"name"`
+	Workload  string   `json:"workload"`
+	Knowledge string   `json:"knowledge"`
+	Origin    string   `json:"origin"`
+	Services  []string `json:"services"`
+	Pods      []string `json:"pods"`
+	Reason    string   `json:"reason"`
+}
+
+func viewOwner(o *nodecache.Owner) OwnerView {
+	v := OwnerView{
+		Key:       o.Key.String(),
+		Namespace: o.Workload.Namespace,
+		Name:      o.Name,
+		Workload:  o.Workload.String(),
+		Knowledge: o.Knowledge.String(),
+		Origin:    string(o.Origin),
+		Services:  o.Services(),
+		Pods:      []string{},
+		Reason:    o.Reason,
+	}
+	if v.Services == nil {
+		v.Services = []string{}
+	}
+	for _, m := range o.Pods {
+		v.Pods = append(v.Pods, m.String())
+	}
+	if o.Knowledge == nodecache.Failed && !o.NextTry.IsZero() {
+		v.Reason += fmt.Sprintf("; next try in %s", max(0, time.Until(o.NextTry)).Round(time.Second))
+	}
+	return v
+}
+
+// Explanation is the answer to /explain.
+type Explanation struct {
+	// Verdict is one line.
+	Verdict string `json:"verdict"`
+	Facts   []Fact `json:"facts"`
+}
+
+// Fact is one line of an explanation.
+type Fact struct {
+	What string `json:"what"`
+	Says string `json:"says"`
+}
+
+func (e *Explanation) fact(what, format string, args ...any) {
+	e.Facts = append(e.Facts, Fact{What: what, Says: fmt.Sprintf(format, args...)})
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"cmp"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/fingerpost/fingerpost/agent"
+)
+
+func newAgent() *cobra.Command {
+	c := agent.Defaults()
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Run the agent of this node",
+		Long: `Run the agent of this node: watch pods, learn what they serve, and serve ADS on
+a unix socket. The agent runs until it gets SIGTERM or SIGINT.
+
+What calls the agent's clients make to pods is plaintext HTTP/2.`,
+		Example: `  fingerpost agent --node-name "$NODE_NAME"
+  fingerpost agent --source file:pods.yaml --ads-socket /tmp/fp/ads.sock --admin-socket /tmp/fp-admin/admin.sock`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c.NodeName = cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
+			c.Version = buildVersion()
+			return agent.Run(cmd.Context(), c)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&c.NodeName, "node-name", c.NodeName, "name of this node, also from NODE_NAME (default: the host's name with a file source)")
+	f.StringVar(&c.Source, "source", c.Source, "where pods come from: kube, or file:PATH of Kubernetes objects as YAML or JSON (a file or a directory)")
+	f.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig `file` (default: in-cluster, then KUBECONFIG and ~/.kube/config)")
+	f.StringVar(&c.ADSSocket, "ads-socket", c.ADSSocket, "`path` of the ADS socket; mount its directory, read-only, into pods")
+	f.StringVar(&c.AdminSocket, "admin-socket", c.AdminSocket, "`path` of the admin socket; in a directory that no pod mounts")
+	f.BoolVar(&c.Takeover, "takeover", c.Takeover, "take the ADS socket over from a running agent")
+	f.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`address` of /live, /ready and /metrics; empty: off")
+	f.StringVar(&c.PeerAddress, "peer-address", c.PeerAddress, "`address` at which agents of other nodes ask; empty: off")
+	f.StringVar(&c.PeerCertDir, "peer-cert-dir", c.PeerCertDir, "`directory` of certificates for the peers")
+	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` of the checkpoint; empty: off")
+	f.IntVar(&c.EgressPort, "egress-port", c.EgressPort, "port on 127.0.0.1 at which a sidecar takes calls")
+	f.StringVar(&c.CollectScope, "collect-scope", c.CollectScope, "which pods to ask what they serve: node or cluster")
+	f.StringVar(&c.Limits.Collect, "collect-limit", "", "most collects at a time: `N` (default 16, at most 64)")
+	f.StringVar(&c.Limits.PeerFetch, "peer-fetch-limit", "", "most questions to peers at a time: `N` (default 16, at most 64)")
+	f.StringVar(&c.Limits.Transcode, "transcode-limit", "", "most descriptor sets linked at a time: `N` (default 2, at most 64)")
+	f.StringVar(&c.Limits.Work, "work-limit", "", "most of all of these at a time: `N` (default 32, at most 64)")
+	for _, name := range []string{"collect-limit", "peer-fetch-limit", "transcode-limit", "work-limit"} {
+		_ = f.SetAnnotation(name, ownEnvironment, []string{""})
+	}
+	f.StringVar(&c.Locality, "locality", c.Locality, "how endpoints are preferred: even, zone or node")
+	f.StringVar(&c.Tracing, "tracing", c.Tracing, "send the sidecars' spans to otlp:`ADDR`; empty: off")
+	f.StringVar(&c.ExportDefault, "export-default", c.ExportDefault, "namespaces that see a service without an annotation: none or all")
+	f.BoolVar(&c.RequireIdentity, "require-identity", c.RequireIdentity, "refuse clients whose pod the kernel does not prove")
+	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
+	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+	complete(cmd, "source", "kube", "file:")
+	complete(cmd, "collect-scope", "node", "cluster")
+	complete(cmd, "locality", "even", "zone", "node")
+	complete(cmd, "export-default", "none", "all")
+	complete(cmd, "log-format", "text", "json")
+	complete(cmd, "log-level", "debug", "info", "warn", "error")
+	return cmd
+}
+
+// complete makes the shell offer the values of a flag.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
