@@ -95,7 +95,7 @@ func Convert(pod *corev1.Pod) *Record {
 
 // GetObjectMeta lets client-go key a record as it keys the pod.
 func (r *Record) GetObjectMeta() metav1.Object {
-	return &metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name, UID: "", ResourceVersion: ""}
+	return &metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name}
 }
 
 // inNamespace returns the record as it is in a namespace that did or did not

@@ -19,6 +19,7 @@ type Source interface {
 
 var (
 	_ Source = (*File)(nil)
+	_ Source = (*Cluster)(nil)
 )
 
 // Status says how a source stands.
@@ -35,6 +36,8 @@ type Status struct {
 	Error string
 	// Pods counts the pods that the source holds, in any state.
 	Pods int
+	// Pending counts changes that were heard of and not yet applied.
+	Pending int
 	// Kept counts objects by kind that were recognised and are not used yet,
 	// Ignored those of unknown kinds. A file source alone has them.
 	Kept, Ignored map[string]int

@@ -1,0 +1,367 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// Namespaces are listed before pods, so that no pod of one that opted out is
+// asked; but pods wait no longer than namespaceHead for them.
+const namespaceHead = 3 * time.Second
+
+// stopWait bounds how long Run waits for reflectors after its context ended:
+// some of client-go's backoffs do not hear of it.
+const stopWait = time.Second
+
+// Cluster is the source that watches the API server.
+type Cluster struct {
+	client rest.Interface
+	store  *Store
+	log    *slog.Logger
+	queue  *queue
+	synced chan struct{}
+
+	pods, namespaces *health
+	// namespacesTried is closed after the first list of namespaces, complete
+	// or failed.
+	namespacesTried func()
+	tried           <-chan struct{}
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	barrier uint64 // that of the first list of pods; 0 before it
+}
+
+// NewCluster returns a source that watches the API server of the config, as
+// "fingerpost/<version>". It makes no connection yet, and a server that cannot
+// be reached is no error: it is tried again and shown by Status. A nil log
+// discards.
+func NewCluster(config *rest.Config, version string, store *Store, log *slog.Logger) (*Cluster, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	config = rest.CopyConfig(config)
+	config.APIPath = "/api"
+	config.GroupVersion = &corev1.SchemeGroupVersion
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.UserAgent = "fingerpost/" + version
+	config.QPS = -1 // two watches need no limit
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
+	tried := make(chan struct{})
+	return &Cluster{
+		client:          client,
+		store:           store,
+		log:             log,
+		queue:           newQueue(),
+		synced:          make(chan struct{}),
+		pods:            &health{what: "pods", log: log},
+		namespaces:      &health{what: "namespaces", log: log},
+		namespacesTried: sync.OnceFunc(func() { close(tried) }),
+		tried:           tried,
+	}, nil
+}
+
+// Synced implements [Source].
+func (c *Cluster) Synced() <-chan struct{} { return c.synced }
+
+// Status implements [Source]. Pods are what counts; trouble with namespaces is
+// shown where pods have none.
+func (c *Cluster) Status() Status {
+	st := Status{Kind: "kube", Pods: c.store.Len(), Pending: c.queue.len()}
+	select {
+	case <-c.synced:
+		st.Synced = true
+	default:
+	}
+	since, err := c.pods.trouble()
+	if since.IsZero() {
+		since, err = c.namespaces.trouble()
+	}
+	if !since.IsZero() {
+		st.stale(since, err)
+	}
+	return st
+}
+
+// Run implements [Source].
+func (c *Cluster) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// What the reflectors' errors mean is told by health, once.
+	ctx = klog.NewContext(ctx, logr.FromSlogHandler(klogHandler{c.log.Handler(), slog.LevelDebug}))
+	c.pods.listing()
+	var worker, reflectors sync.WaitGroup
+	worker.Go(func() { c.work(ctx) })
+	reflectors.Go(func() { c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.namespaces) })
+	head := time.NewTimer(namespaceHead)
+	defer head.Stop()
+	select {
+	case <-c.tried:
+	case <-head.C:
+	case <-ctx.Done():
+	}
+	reflectors.Go(func() { c.reflect(ctx, "pods", &corev1.Pod{}, c.pods) })
+	<-ctx.Done()
+	worker.Wait()
+	stopped := make(chan struct{})
+	go func() { reflectors.Wait(); close(stopped) }()
+	select {
+	case <-stopped:
+	case <-time.After(stopWait):
+	}
+	return nil
+}
+
+// reflect lists and watches one resource until ctx ends.
+func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, h *health) {
+	logger := klog.FromContext(ctx)
+	r := cache.NewReflectorWithOptions(c.listWatch(resource, h), kind, &sink{c: c, health: h}, cache.ReflectorOptions{
+		Name:            resource,
+		TypeDescription: resource,
+		Logger:          &logger,
+		// Doubling, with as much again of jitter. The first step is short:
+		// an agent and its API server often start together.
+		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 30, Factor: 2, Jitter: 1},
+	})
+	r.RunWithContext(ctx)
+}
+
+// listWatch tells health what the reflector keeps to itself.
+func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
+	failed := func(ctx context.Context, err error) {
+		if ctx.Err() == nil {
+			h.failed(err)
+		}
+	}
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			h.listing()
+			list, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
+			if err != nil {
+				failed(ctx, err)
+				if h == c.namespaces {
+					c.namespacesTried()
+				}
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.Watch = true
+			lists := o.SendInitialEvents != nil && *o.SendInitialEvents
+			if lists {
+				h.listing()
+			}
+			w, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
+			switch {
+			case err == nil && lists:
+				h.connected()
+			case err == nil:
+				h.current(false)
+			case !lists || apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err):
+				failed(ctx, err)
+			case utilnet.IsConnectionRefused(err):
+				// The reflector would sleep on this one, deaf to ctx. As
+				// after any other error, a plain list comes next, and tells.
+				err = fmt.Errorf("API server: %s", oneLine(err))
+			}
+			return w, err
+		},
+	}, c.client)
+}
+
+// work applies changes one after another: readers of the store and of the
+// directory wait for one of them at most.
+func (c *Cluster) work(ctx context.Context) {
+	done := false
+	for {
+		key, ch, ok := c.queue.take(ctx)
+		if !ok {
+			return
+		}
+		c.applyChange(key, ch)
+		finished := c.queue.finish()
+		if done {
+			continue
+		}
+		c.mu.Lock()
+		done = c.barrier != 0 && finished >= c.barrier
+		c.mu.Unlock()
+		if done {
+			close(c.synced)
+		}
+	}
+}
+
+func (c *Cluster) applyChange(key name, ch change) {
+	switch o := ch.object.(type) {
+	case *Record:
+		c.store.Upsert(o)
+	case *namespace:
+		c.store.SetNamespace(o.name, o.optedOut)
+	default:
+		switch {
+		case key == syncMark:
+		case key.namespace == "":
+			c.store.SetNamespace(key.name, false)
+		default:
+			c.store.Remove(key.namespace, key.name, ch.gone...)
+		}
+	}
+}
+
+// syncMark goes through the queue behind the first list, so that its end is
+// seen also where it was empty. No object has this name.
+var syncMark = name{}
+
+// replaced takes over a complete list.
+func (c *Cluster) replaced(objects []object, h *health) {
+	if h == c.namespaces {
+		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" && key != syncMark })
+		c.namespacesTried()
+		return
+	}
+	barrier := c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
+	c.mu.Lock()
+	first := c.barrier == 0
+	if first {
+		c.barrier = barrier + 1
+	}
+	c.mu.Unlock()
+	if first {
+		c.queue.remove(syncMark, "")
+	}
+}
+
+func (c *Cluster) namespaceNames() []name {
+	var names []name
+	for _, ns := range c.store.namespacesOptedOut() {
+		names = append(names, name{name: ns})
+	}
+	return names
+}
+
+// sink is the store of a reflector that keeps nothing: it makes objects small
+// and queues them.
+type sink struct {
+	c      *Cluster
+	health *health
+}
+
+var (
+	_ cache.TransformingStore      = (*sink)(nil)
+	_ cache.ReflectorBookmarkStore = (*sink)(nil)
+)
+
+// Transformer makes the reflector's own list small while it is streamed.
+func (s *sink) Transformer() cache.TransformFunc {
+	return func(o any) (any, error) {
+		if small := shrink(o); small != nil {
+			return small, nil
+		}
+		return o, nil
+	}
+}
+
+// shrink returns nil for what is no pod and no namespace.
+func shrink(o any) object {
+	switch o := o.(type) {
+	case *corev1.Pod:
+		if o != nil {
+			return Convert(o)
+		}
+	case *corev1.Namespace:
+		if o != nil {
+			return &namespace{name: o.Name, optedOut: optsOut(o.Annotations)}
+		}
+	case *Record:
+		return o
+	case *namespace:
+		return o
+	}
+	return nil
+}
+
+func (s *sink) Add(o any) error {
+	small := shrink(o)
+	if small == nil {
+		return fmt.Errorf("unexpected %T", o)
+	}
+	s.c.queue.upsert(small)
+	s.health.current(false)
+	return nil
+}
+
+func (s *sink) Update(o any) error { return s.Add(o) }
+
+func (s *sink) Delete(o any) error {
+	s.health.current(false)
+	if t, ok := o.(*cache.DeletedFinalStateUnknown); ok && t != nil {
+		o = *t
+	}
+	if t, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		if small := shrink(t.Obj); small != nil {
+			o = small
+		} else {
+			ns, n, err := cache.SplitMetaNamespaceKey(t.Key)
+			if err != nil || n == "" {
+				return fmt.Errorf("deletion of %q", t.Key)
+			}
+			s.c.queue.remove(name{ns, n}, "")
+			return nil
+		}
+	}
+	small := shrink(o)
+	if small == nil {
+		return fmt.Errorf("unexpected %T", o)
+	}
+	s.c.queue.remove(small.key(), small.uid())
+	return nil
+}
+
+func (s *sink) Replace(list []any, _ string) error {
+	objects := make([]object, 0, len(list))
+	for i, o := range list {
+		small := shrink(o)
+		if small == nil {
+			return fmt.Errorf("unexpected %T", o)
+		}
+		objects = append(objects, small)
+		list[i] = nil
+	}
+	s.c.replaced(objects, s.health)
+	s.health.current(true)
+	return nil
+}
+
+func (s *sink) Resync() error { return nil }
+
+func (s *sink) Bookmark(string) error {
+	s.health.current(false)
+	return nil
+}
