@@ -189,10 +189,11 @@ func follow(d *nodecache.Directory) *follower {
 	go func() {
 		heard := map[nodecache.OwnerKey]*nodecache.Owner{}
 		for {
-			// What is pending is returned also if ctx has ended.
 			keys, err := s.Next(ctx)
-			if err != nil {
-				break
+			if err != nil { // but something may be pending
+				if keys, err = s.Next(ctx); err != nil {
+					break
+				}
 			}
 			for _, k := range keys {
 				if o := d.Owner(k); o != nil {
