@@ -86,8 +86,12 @@ func together(fs ...func()) {
 	for _, f := range fs {
 		wg.Go(func() {
 			ready.Add(1)
-			for ready.Load() < int32(len(fs)) { // closer than a channel: no wake-up between
-				runtime.Gosched()
+			// Closer than a channel: no wake-up between the last to come and
+			// the others, unless there is no CPU for them.
+			for i := 1; ready.Load() < int32(len(fs)); i++ {
+				if i%1000 == 0 {
+					runtime.Gosched()
+				}
 			}
 			f()
 		})

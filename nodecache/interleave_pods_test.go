@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 )
@@ -147,8 +148,15 @@ func arrive(t *testing.T, d *nodecache.Directory, c *collector) (*call, <-chan e
 	together(fs...)
 	held := c.held(t)
 	for range replicas - 1 {
-		if err := receive(t, results); !errors.Is(err, nodecache.ErrBusy) {
-			t.Errorf("a handler beside the collect: %v, want ErrBusy", err)
+		select {
+		case err := <-results:
+			if !errors.Is(err, nodecache.ErrBusy) {
+				t.Fatalf("a handler beside the collect: %v, want ErrBusy", err)
+			}
+		case <-c.started:
+			t.Fatal("a second collect beside the first")
+		case <-time.After(patience):
+			t.Fatal("a handler waits for the collect")
 		}
 	}
 	return held, results

@@ -15,8 +15,10 @@ func (d *Directory) Owner(key OwnerKey) *Owner {
 	return d.view(key)
 }
 
-// Owners returns the views of all owners that have pods, sorted by namespace,
-// name and key.
+// Owners returns the views of all owners that have pods at one moment, sorted
+// by namespace, name and key. Writers wait meanwhile, some milliseconds where
+// there are ten thousand owners: it is for status and for a first look, not
+// for following changes.
 func (d *Directory) Owners() []*Owner {
 	d.mu.RLock()
 	os := make([]*Owner, 0, len(d.owners))

@@ -41,7 +41,8 @@ func (d *Directory) Subscribe() *Subscription {
 // Next waits for changes and returns the keys of the owners that changed since
 // the last call, in the order of their first change. A view that is read after
 // Next returned is at least as new as the change. It returns the error of ctx,
-// or [ErrClosed].
+// or [ErrClosed]; changes that came meanwhile stay for the next call, which
+// returns them also under a context that has ended.
 func (s *Subscription) Next(ctx context.Context) ([]OwnerKey, error) {
 	for {
 		if keys, closed := s.take(); len(keys) > 0 {
