@@ -17,9 +17,9 @@ var oneChange = benchmark{names: oneChangeNames, run: runOneChange}
 var oneChangeNames = []string{"ads/one-change/snapshot-cache", "ads/one-change/linear-cache"}
 
 func runOneChange(ctx context.Context, r *run) ([]result, error) {
-	services, streams, rounds, ours := 10_000, 100, 4, 10
+	services, streams, rounds, ours := 10_000, 100, 5, 6
 	if r.short {
-		services, streams, rounds, ours = 1_000, 20, 2, 5
+		services, streams, rounds, ours = 1_000, 20, 3, 5
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {

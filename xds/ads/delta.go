@@ -79,6 +79,7 @@ func (st *stream) subscribe(t xds.Type, name string) {
 		if st.s.table.resolve(t, id, st.scopes, true) != nil {
 			ts.gone.clear(id)
 			ts.dirty.set(id)
+			delete(ts.owed, name)
 			return
 		}
 		ts.forget(id)
@@ -139,10 +140,7 @@ func (st *stream) bring(t xds.Type, name, version string) {
 	if ok {
 		if e := tb.resolve(t, id, st.scopes, named); e != nil {
 			ts.held.set(id)
-			// A CLA whose cluster was sent on this stream goes out again even
-			// if the client has it: the cluster is new (envoy#22418).
-			again := t == xds.Endpoint && st.types[xds.Cluster].sent.has(id)
-			if e.res.Version == version && !again {
+			if e.res.Version == version && !st.warming(t, id) {
 				ts.dirty.clear(id)
 			}
 			return

@@ -277,7 +277,7 @@ func (st *stream) markOne(c *change) bool {
 		if version, ok := ts.brought[name]; ok {
 			delete(ts.brought, name)
 			ts.held.set(c.id)
-			if version == e.res.Version {
+			if version == e.res.Version && !st.warming(c.t, c.id) {
 				return false
 			}
 		}
@@ -483,6 +483,12 @@ func (st *stream) followUp(clusters bitset) {
 		}
 		return true
 	})
+}
+
+// warming tells that a CLA is needed even if the client has it: its cluster was
+// sent on this stream and so is new to the client (envoy#22418).
+func (st *stream) warming(t xds.Type, id uint32) bool {
+	return t == xds.Endpoint && st.types[xds.Cluster].sent.has(id)
 }
 
 // dispatch notes that a response is in flight and returns its nonce.
