@@ -88,6 +88,18 @@ func TestInfrastructureAndImpossibleNamesAreNotServed(t *testing.T) {
 	}
 }
 
+func TestServiceCannotTakeTheNameOfASidecarsListener(t *testing.T) {
+	w := newWorld(t)
+	a := known("a", "a", []string{"egress", "egress6"}, pod("10.0.0.1", nodecache.Serving))
+	w.set(a)
+	if len(w.published) != 4 {
+		t.Errorf("%d resources, want two clusters with their endpoints", len(w.published))
+	}
+	if w.remove(a.Key); len(w.published) != 0 {
+		t.Errorf("%v stay", w.published)
+	}
+}
+
 func TestProviderIsOneWorkloadAndStaysOverRollout(t *testing.T) {
 	w := newWorld(t)
 	w.set(
