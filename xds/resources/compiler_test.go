@@ -198,7 +198,7 @@ func TestLookupTellsServedSuspectsAndChange(t *testing.T) {
 // Whatever the order and the grouping of changes, the same views end in the
 // same bytes, and these keep the rules that gRPC and Envoy have for endpoints.
 func TestAnyOrderEndsInTheSameBytes(t *testing.T) {
-	for seed := range int64(200) {
+	for seed := range int64(60) {
 		rng := rand.New(rand.NewSource(seed))
 		final := views{}
 		for i := range 12 {
