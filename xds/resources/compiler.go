@@ -89,8 +89,8 @@ func New(o Options) (*Compiler, error) {
 		id xds.ID
 		m  proto.Message
 	}{
-		{xds.ID{Type: xds.Listener, Name: "egress", Scope: xds.Shared}, egress("egress", "127.0.0.1", port, traces.provider())},
-		{xds.ID{Type: xds.Listener, Name: "egress6", Scope: scopeIPv6}, egress("egress6", "::1", port, traces.provider())},
+		{xds.ID{Type: xds.Listener, Name: egressName, Scope: xds.Shared}, egress(egressName, "127.0.0.1", port, traces.provider())},
+		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider())},
 	}
 	if traces != nil {
 		constants = append(constants, struct {
@@ -236,8 +236,10 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	name, scope := clusterName(id.namespace, id.name), xds.NamespaceScope(id.namespace)
 	if s.cluster == nil {
 		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, nil, u)
-		s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
-			func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
+		if !taken(id.name) {
+			s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
+				func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
+		}
 	}
 	provider, _ := s.split()
 	s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope},

@@ -21,6 +21,16 @@ const hcmName = "envoy.filters.network.http_connection_manager"
 // is the percentage of calls that are logged, 0 by default.
 const RuntimeAccessLog = "fingerpost.access_log"
 
+// The names of the listeners of a sidecar.
+const (
+	egressName  = "egress"
+	egress6Name = "egress6"
+)
+
+// taken tells whether a sidecar's listener has the name. A service of that
+// name gets no API listener, which would stand in for the sidecar's own.
+func taken(service string) bool { return service == egressName || service == egress6Name }
+
 // egress is the socket to which an application sends its calls. Whatever is
 // changed here makes Envoy drain the listener: GOAWAY at once, streams cut
 // after the drain time. So it has from the start what may be wanted later, and

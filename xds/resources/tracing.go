@@ -66,7 +66,10 @@ func (c *collector) cluster() *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name:                 tracingCluster,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: discovery},
-		ConnectTimeout:       duration(time.Second),
+		// A collector whose name does not resolve must hold up no call.
+		WaitForWarmOnInit: no(),
+		DnsLookupFamily:   clusterv3.Cluster_ALL,
+		ConnectTimeout:    duration(time.Second),
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{
 			ClusterName: tracingCluster,
 			Endpoints: []*endpointv3.LocalityLbEndpoints{{LbEndpoints: []*endpointv3.LbEndpoint{{

@@ -1,0 +1,125 @@
+package resources_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+	"github.com/fingerpost/fingerpost/xds/resources"
+)
+
+// A release that changes these bytes drains the listeners and rebuilds the
+// clusters of every running sidecar: it needs a new shape beside this one.
+func TestShapeKeepsItsBytes(t *testing.T) {
+	w := newWorld(t)
+	all := w.c.Initial().Set
+	c, err := resources.New(resources.Options{Tracing: "otlp:collector.obs:4317", EgressPort: 15002})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range c.Initial().Set {
+		if r.Name != "egress6" {
+			traced := *r
+			traced.Name += "-traced"
+			all = append(all, &traced)
+		}
+	}
+	ns, err := w.c.Namespace("prod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all = append(all, ns.Set...)
+	all = append(all, w.set(known("a", "a", []string{"company.v1.Users"}, pod("10.0.0.1", nodecache.Serving), pod("fd00::1", nodecache.Draining))).Set...)
+	dir := filepath.Join("testdata", fmt.Sprintf("shape-%d", resources.Shape))
+	for _, r := range all {
+		text, err := protojson.Marshal(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tree any
+		if err := json.Unmarshal(text, &tree); err != nil {
+			t.Fatal(err)
+		}
+		got, err := json.MarshalIndent(map[string]any{
+			"name": r.Name, "version": r.Version, "sha256": fmt.Sprintf("%x", sha256.Sum256(r.Body.GetValue())), "resource": tree,
+		}, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := filepath.Join(dir, fmt.Sprintf("%s-%s.json", r.Type, filepath.Base(r.Name)))
+		if os.Getenv("UPDATE") != "" {
+			if err := os.WriteFile(name, append(got, '\n'), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(bytes.TrimSpace(want), got) {
+			t.Errorf("%s is another than in %s:\n%s", r.Name, name, got)
+		}
+	}
+}
+
+func TestClientSaysItsNamespace(t *testing.T) {
+	meta := func(kv ...string) *structpb.Struct {
+		s := &structpb.Struct{Fields: map[string]*structpb.Value{}}
+		for i := 0; i < len(kv); i += 2 {
+			s.Fields[kv[i]] = structpb.NewStringValue(kv[i+1])
+		}
+		return s
+	}
+	for _, id := range []string{"", "a", "/a", "prod/", "prod/a/b", "Prod/a", "pr\"od/a", "prod/a b", "sidecar~10.0.0.1~a.prod~x"} {
+		if _, err := resources.Scopes(&corev3.Node{Id: id}); err == nil {
+			t.Errorf("node id %q is taken", id)
+		}
+	}
+	for _, c := range []struct {
+		meta     *structpb.Struct
+		scopes   int
+		warnings int
+	}{
+		{nil, 3, 0},
+		{meta(resources.MetaShape, "1"), 3, 0},
+		{meta(resources.MetaShape, "2"), 3, 1},
+		{meta(resources.MetaShape, "x"), 3, 1},
+		{meta(resources.MetaIPv6, "true"), 4, 0},
+		{meta(resources.MetaIPv6, "false", resources.MetaClusters, "on-demand"), 3, 0},
+	} {
+		got, err := resources.ParseClient(&corev3.Node{Id: "prod/a-1", Metadata: c.meta})
+		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != 1 {
+			t.Errorf("%v: %+v, %v", c.meta, got, err)
+		}
+		scopes := got.Scopes()
+		if len(scopes) != c.scopes || len(got.Warnings) != c.warnings || scopes[0] != xds.NamespaceScope("prod") || scopes[1] != xds.APIScope("prod") || scopes[2] != xds.Shared {
+			t.Errorf("%v: %v, %v", c.meta, scopes, got.Warnings)
+		}
+	}
+}
+
+func TestNamespaceHasItsTableWithoutOwners(t *testing.T) {
+	w := newWorld(t)
+	a, err := w.c.Namespace("empty")
+	if err != nil || len(a.Set) != 1 || a.Set[0].Scope != xds.NamespaceScope("empty") || a.Set[0].Name != resources.RouteName {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	b, _ := w.c.Namespace("empty")
+	other, _ := w.c.Namespace("other")
+	if a.Set[0] != b.Set[0] || a.Set[0].Version == other.Set[0].Version {
+		t.Error("a namespace's table is not its own")
+	}
+	if _, err := w.c.Namespace(`x" .. os.exit() .. "`); err == nil {
+		t.Error("a namespace that is code is taken")
+	}
+}
