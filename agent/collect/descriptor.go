@@ -139,6 +139,9 @@ func eachField(raw []byte, f func(protowire.Number, []byte) error) error {
 // maxName bounds a service name; it has to fit into the :path of a call.
 const maxName = 512
 
+// maxFileName bounds the name of an import that is asked for.
+const maxFileName = 4096
+
 // validName tells whether s is a full name: identifiers joined by dots.
 func validName(s string) bool {
 	if s == "" || len(s) > maxName {
@@ -235,7 +238,7 @@ func (s *fileSet) missing(asked map[string]bool) []string {
 	for name := range s.imports {
 		// The reflection service's own files are known to come broken or
 		// twice, and nobody needs them.
-		if !s.names[name] && !asked[name] && !strings.HasPrefix(name, "grpc/reflection/") {
+		if !s.names[name] && !asked[name] && len(name) <= maxFileName && !strings.HasPrefix(name, "grpc/reflection/") {
 			names = append(names, name)
 		}
 	}
