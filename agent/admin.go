@@ -24,18 +24,11 @@ func (a *Agent) health(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, map[string]bool{"live": true})
 	})
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
-		err := a.Ready(r.Context())
-		answer := struct {
-			Ready  bool   `json:"ready"`
-			Reason string `json:"reason"`
-		}{Ready: err == nil}
-		if err != nil {
-			answer.Reason = err.Error()
-			writeJSON(w, http.StatusServiceUnavailable, answer)
-			return
+		code, answer := http.StatusOK, Readiness{Ready: true, Reason: a.missing()}
+		if err := a.Ready(r.Context()); err != nil {
+			code, answer = http.StatusServiceUnavailable, Readiness{Reason: err.Error()}
 		}
-		answer.Reason = a.missing()
-		writeJSON(w, http.StatusOK, answer)
+		writeJSON(w, code, answer)
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
 }

@@ -51,6 +51,13 @@ func (s *Status) Trouble() string {
 	return ""
 }
 
+// Readiness is the answer to /ready.
+type Readiness struct {
+	Ready bool `json:"ready"`
+	// Reason says why the agent is not ready, or what is still missing.
+	Reason string `json:"reason"`
+}
+
 // OwnerView is one row of the answer to /owners.
 type OwnerView struct {
 	Key       string   `json:"key"`

@@ -102,6 +102,10 @@ func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, er
 		return nil, fmt.Errorf("read the agent's answer: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
+		var r agent.Readiness
+		if json.Unmarshal(body, &r) == nil {
+			return nil, errors.New("not ready: " + r.Reason)
+		}
 		return nil, errors.New(strings.TrimSpace(string(body)))
 	}
 	return body, nil

@@ -17,7 +17,7 @@ import (
 
 func newStatus() *cobra.Command {
 	var a adminFlags
-	var check bool
+	var check, ready bool
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Say how the agent of this node is",
@@ -25,21 +25,27 @@ func newStatus() *cobra.Command {
 which parts are on.
 
 With --check the exit code is 1 while the gate is closed, the source is stale or
-not synced, or a client has rejected a resource; 0 otherwise.`,
+not synced, or a client has rejected a resource; 0 otherwise. With --ready it is
+1 while the agent is not ready, which is what a readiness probe asks: the gate
+is open and whoever dials the ADS socket reaches this agent.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s, err := show(cmd, &a, "/status", nil, statusTable)
-			if err != nil || !check {
+			if err != nil {
 				return err
 			}
-			if why := s.Trouble(); why != "" {
+			if why := s.Trouble(); check && why != "" {
 				return fmt.Errorf("status --check: %s", why)
 			}
-			return nil
+			if ready {
+				_, err = ask(cmd.Context(), a.socket, "/ready", nil)
+			}
+			return err
 		},
 	}
 	a.add(cmd)
 	cmd.Flags().BoolVar(&check, "check", false, "exit 1 unless all is well")
+	cmd.Flags().BoolVar(&ready, "ready", false, "exit 1 unless the agent is ready")
 	return cmd
 }
 
