@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -114,6 +115,12 @@ func newAgent(c Config) (_ *Agent, err error) {
 		"locality":   "even",
 		"export":     "none",
 	}
+	if c.Takeover {
+		a.parts["takeover"] = "off: not built yet; --takeover changes nothing"
+	}
+	if c.RequireIdentity {
+		a.parts["identity"] = "off: not built yet; --require-identity refuses nobody"
+	}
 	if c.Tracing != "" {
 		a.parts["tracing"] = "on"
 	}
@@ -190,6 +197,11 @@ func (a *Agent) close() {
 
 func (a *Agent) run(ctx context.Context) error {
 	a.log.Info("agent starts", "node", a.config.nodeName(), "version", a.config.Version, "source", a.config.Source, "socket", a.config.ADSSocket)
+	for _, name := range []string{"takeover", "identity"} {
+		if state := a.partStates()[name]; strings.Contains(state, ";") {
+			a.log.Warn("flag without effect", "part", name, "state", state)
+		}
+	}
 	adsServer := ads.NewGRPCServer(a.server)
 	unknownServer := unknown.New(a.compiler, unknown.Options{Synced: a.gate.open.Load, Hurry: a.hurry})
 	g, ctx := errgroup.WithContext(ctx)
