@@ -62,6 +62,7 @@ func BenchmarkUpsert(b *testing.B) {
 			copies[i] = *p
 		}
 		b.ReportAllocs()
+		b.ResetTimer()
 		for i := range b.N {
 			d.UpsertPod(&copies[i%len(copies)])
 		}

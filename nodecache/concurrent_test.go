@@ -171,6 +171,7 @@ func collectUntil(stop <-chan struct{}, d *nodecache.Directory, r *rand.Rand) {
 		default:
 			d.Commit(res, pick(r.IntN, worldInfos))
 		}
+		d.Subscribe().Close()
 		d.Counts()
 		d.Owners()
 	}
