@@ -235,6 +235,11 @@ func TestNamesThatComeAndGoForEverTakeNoMemory(t *testing.T) {
 		w.remove(r)
 	}
 	s.want(cds, "-c-00999")
+	for i := range 1000 {
+		r := cluster(fmt.Sprintf("e-%05d", i), 1)
+		w.set(r)
+		w.remove(r)
+	}
 	// Ids are given again by now; the names must still be told apart.
 	for i := range 1000 {
 		w.set(cluster(fmt.Sprintf("d-%05d", i), 1))
