@@ -85,8 +85,9 @@ func TestOneChangeIsOneResourceForEachSubscriber(t *testing.T) {
 		round(rev)
 	}
 	runtime.ReadMemStats(&after)
-	// Server and clients together, so an upper bound.
-	if per := (after.TotalAlloc - before.TotalAlloc) / rounds; per > 2<<20 {
+	// Server and clients together, so an upper bound. The race detector makes
+	// pools forget what they hold.
+	if per := (after.TotalAlloc - before.TotalAlloc) / rounds; per > 2<<20 && !raceEnabled {
 		t.Fatalf("%d bytes allocated for one change", per)
 	}
 	for _, f := range followers {

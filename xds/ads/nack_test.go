@@ -150,6 +150,52 @@ func TestChangesWithoutAckGiveOneFurtherResponse(t *testing.T) {
 	}
 }
 
+// What happens to a resource while a response is on its way is summed up.
+func TestChangesWhileAResponseIsOnItsWayAreSummedUp(t *testing.T) {
+	a1, a2 := cluster("A", 1), cluster("A", 2)
+	for name, row := range map[string]struct {
+		held  bool
+		then  func(*world)
+		delta []string
+		sotw  []string
+	}{
+		"removed and back with other content": {true, func(w *world) { w.remove(a1); w.set(a2) }, []string{"A"}, []string{"A", "X"}},
+		"changed and removed":                 {true, func(w *world) { w.set(a2); w.remove(a2) }, []string{"-A"}, []string{"X"}},
+		"new and removed":                     {false, func(w *world) { w.set(a1); w.remove(a1) }, nil, nil},
+		"new and changed":                     {false, func(w *world) { w.set(a1); w.set(a2) }, []string{"A"}, []string{"A", "X"}},
+	} {
+		for _, delta := range []bool{true, false} {
+			w := openWorld(t, cluster("X", 1))
+			first := []string{"X"}
+			if row.held {
+				w.set(a1)
+				first = append(first, "A")
+			}
+			s := w.connect(client.Options{Delta: delta, Reply: func(r client.Response) client.Reply {
+				return client.Reply{Silent: r.Type == cds}
+			}})
+			s.sub(cds)
+			s.want(cds, first...)
+			row.then(w)
+			if err := s.Ack(cds, ""); err != nil {
+				t.Fatal(err)
+			}
+			want := row.sotw
+			if delta {
+				want = row.delta
+			}
+			if want != nil {
+				t.Log(name, delta)
+				s.want(cds, want...)
+				if err := s.Ack(cds, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.quiet()
+		}
+	}
+}
+
 func TestUnseenChangeSendsNothing(t *testing.T) {
 	w := openWorld(t, cluster("A", 1), cla("A", 1))
 	s := w.delta()

@@ -2,13 +2,15 @@ package ads_test
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
-
-	"google.golang.org/protobuf/proto"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/fingerpost/fingerpost/xds"
@@ -154,6 +156,71 @@ func TestLargeAnswersComeInChunks(t *testing.T) {
 	s.quiet()
 }
 
+func TestLargeSotWAnswersComeInChunksWhereTheProtocolLetsThem(t *testing.T) {
+	w := openWorld(t)
+	names := numbered(10)
+	for _, n := range names {
+		w.set(resource(rds, n, &routev3.RouteConfiguration{Name: n, InternalOnlyHeaders: []string{strings.Repeat("x", 300<<10)}}))
+	}
+	s := w.sotw()
+	s.sub(rds, names...)
+	var got []string
+	for len(got) < len(names) {
+		r := s.next()
+		size := 0
+		for _, res := range r.Resources {
+			size += len(res.Body.GetValue())
+		}
+		if size > 1<<20 {
+			t.Fatalf("a response of %d bytes", size)
+		}
+		got = append(got, r.Names()...)
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, names) {
+		t.Fatalf("got %q", got)
+	}
+	s.quiet()
+}
+
+// A CLA that comes late is needed even if the client brought an equal one,
+// when its cluster was sent on this stream (envoy #22418).
+func TestLateCLAOfAClusterThatWasSentIsSent(t *testing.T) {
+	w := openWorld(t, cluster("A", 2))
+	w.evidence(xds.Shared, xds.Failed)
+	s := w.connect(client.Options{Delta: true, Memory: having("", cluster("A", 1), cla("A", 1))})
+	s.sub(cds)
+	s.want(cds, "A")
+	s.sub(eds, "A")
+	s.quiet()
+	w.set(cla("A", 1))
+	s.want(eds, "A")
+	s.quiet()
+}
+
+func TestVersionsFollowFromContentAlone(t *testing.T) {
+	answer := func(delta bool, publish func(*world)) string {
+		w := openWorld(t)
+		publish(w)
+		s := w.connect(client.Options{Delta: delta})
+		s.sub(cds)
+		return s.want(cds, "A", "B").Version
+	}
+	for _, delta := range []bool{true, false} {
+		one := answer(delta, func(w *world) { w.set(cluster("A", 1), cluster("B", 1)) })
+		two := answer(delta, func(w *world) {
+			w.set(cluster("B", 7), cluster("C", 1))
+			w.remove(cluster("C", 1))
+			w.set(cluster("B", 1))
+			w.set(cluster("A", 1))
+		})
+		other := answer(delta, func(w *world) { w.set(cluster("A", 1), cluster("B", 2)) })
+		if one != two || one == other || one == "" {
+			t.Fatalf("delta %v: %q, %q, other content %q", delta, one, two, other)
+		}
+	}
+}
+
 func TestNamesThatComeAndGoForEverTakeNoMemory(t *testing.T) {
 	w := openWorld(t, cluster("stays", 1))
 	s := w.delta()
@@ -168,6 +235,11 @@ func TestNamesThatComeAndGoForEverTakeNoMemory(t *testing.T) {
 		w.remove(r)
 	}
 	s.want(cds, "-c-00999")
+	for i := range 1000 {
+		r := cluster(fmt.Sprintf("e-%05d", i), 1)
+		w.set(r)
+		w.remove(r)
+	}
 	// Ids are given again by now; the names must still be told apart.
 	for i := range 1000 {
 		w.set(cluster(fmt.Sprintf("d-%05d", i), 1))

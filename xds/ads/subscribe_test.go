@@ -3,13 +3,12 @@ package ads_test
 import (
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/client"
-
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 )
 
 // step is one request and what it is answered with; a nil answer is silence.
@@ -19,8 +18,6 @@ type step struct {
 	unsub  []string
 	answer []string
 }
-
-var nothing = []string{} // an empty response
 
 // The examples of the xDS protocol document, "How the client specifies what
 // resources to return". A and B exist, C does not; B is known by the wildcard.
@@ -161,6 +158,23 @@ func TestEndpointsAndRoutesHaveNoLegacyWildcard(t *testing.T) {
 		s.sub(eds)
 		s.sub(rds)
 		s.quiet()
+	}
+}
+
+func TestExplicitWildcardWorksForEveryType(t *testing.T) {
+	for _, typ := range []xds.Type{cds, eds, lds, rds} {
+		for _, delta := range []bool{true, false} {
+			w := openWorld(t, of(typ, "A", 1))
+			s := w.connect(client.Options{Delta: delta})
+			s.sub(typ, "*")
+			s.want(typ, "A")
+			w.set(of(typ, "B", 1))
+			if !delta && typ.HasWildcard() {
+				s.want(typ, "A", "B")
+			} else {
+				s.want(typ, "B")
+			}
+		}
 	}
 }
 

@@ -1,0 +1,74 @@
+// Package ads serves xDS v3 on one aggregated stream for each client, in the
+// state-of-the-world and in the incremental (delta) form, from tables that all
+// clients share. Its rules are those of the xDS protocol document; where a real
+// client asks for more, the comment names the report.
+//
+// # The life of a response
+//
+//	Publish ──▶ tables ──▶ dirty | gone ──▶ collect ──▶ in flight ──▶ ACK ──▶ acked
+//	  (any        (type, name,   (a bit for each    │ (one for      │
+//	 goroutine)    scope)         stream and id)    │  each type)   └─▶ NACK ─▶ recorded;
+//	                                                ▼                  the same bytes do
+//	                                              Send                 not go out again
+//
+// Publish changes the tables and, for every stream that may see a change, sets
+// one bit: dirty if the client shall get the resource, gone if it has it and
+// shall lose it. It encodes nothing, sends nothing and waits for nobody, so a
+// slow client costs its bitsets and no more. A later change of the same
+// resource finds the bit set: what a client gets is always the newest.
+//
+// The goroutine of a stream collects what may be sent now. Of each type at most
+// one response is not acknowledged; what changes meanwhile is summed up. A
+// delta response holds at most 1 MiB, and so does a SotW response for EDS and
+// RDS: what is left stays dirty and follows, under a nonce of its own, after
+// the ACK. SotW responses for CDS and LDS are whole, as the protocol wants.
+//
+// A resource is encoded when it is made ([xds.NewResource]), once, and all
+// responses share that body.
+//
+// # Order
+//
+// Additions go out as CDS, EDS, LDS, RDS. A CLA waits for its own cluster and
+// for no other; listeners and routes wait while a cluster or a CLA that the
+// client asked for cannot be sent yet. Removed clusters leave when nothing that
+// could refer to them waits; until then a SotW set keeps them. A cluster that
+// is sent brings its CLA after it, though unchanged, since Envoy warms a
+// cluster until one comes. On SotW that goes for the clusters that changed, not
+// for all that a response repeats: Envoy skips equal ones.
+//
+// # What a name means
+//
+// A name has one dense id for all types, and under it an entry for each type
+// and scope. A stream sees the entry of the first of its scopes that has one.
+// Ids of names that nobody has and nobody holds are given again.
+//
+// The explicit wildcard "*" works for each type; a first request without names
+// is a wildcard for CDS and LDS only. Scopes that are reachable by name only
+// ([xds.Scope.NamedOnly]) stay outside of both.
+//
+// # What absence means
+//
+// Before the gate opens nothing is answered. After it, a name that nobody has
+// is answered on delta with its removal, and the subscription stays; on SotW
+// with silence. What a delta client brings from an earlier stream and the
+// tables do not have is removed once the evidence for all scopes of the client
+// is complete, or at once if this process itself removed it. A SotW client that
+// brings a version waits while evidence is pending. Waiting ends after the
+// hold limit with UNAVAILABLE, so that no timer of the client decides.
+//
+// # Versions
+//
+// All versions follow from content alone, so that equal tables in another
+// process give equal versions: a SotW version is a hash over the set that the
+// stream is subscribed to; a delta system version one over all that the
+// stream's scopes hold.
+//
+// # Locks
+//
+// Server.mu guards the tables and the set of streams; Publish takes it for
+// writing, everything that reads tables for reading. stream.mu guards one
+// stream and is taken after Server.mu. Server.nackMu is taken alone. None is
+// held while something is sent or received, nor while a function of Options
+// runs. The sending goroutine of a stream is its gRPC handler, which alone
+// calls Send; a second one receives and ends when the handler has returned.
+package ads

@@ -1,0 +1,5 @@
+//go:build !race
+
+package ads_test
+
+const raceEnabled = false
