@@ -70,12 +70,13 @@ func TestGRPCBootstrapNamesSocketAndNode(t *testing.T) {
 		Node struct {
 			ID       string            `json:"id"`
 			Metadata map[string]string `json:"metadata"`
+			Locality *struct{}         `json:"locality"`
 		} `json:"node"`
 	}
 	if err := json.Unmarshal(text, &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.XDSServers[0].ServerURI != "unix:///run/fingerpost/ads.sock" || doc.Node.ID != "prod/a" || doc.Node.Metadata["fingerpost.dev/shape"] != "1" {
+	if doc.XDSServers[0].ServerURI != "unix:///run/fingerpost/ads.sock" || doc.Node.ID != "prod/a" || doc.Node.Metadata["fingerpost.dev/shape"] != "1" || doc.Node.Locality == nil {
 		t.Errorf("%s", text)
 	}
 }

@@ -25,6 +25,8 @@ func GRPC(o Options) ([]byte, error) {
 			"id":       o.NodeID,
 			"cluster":  namespace,
 			"metadata": o.node(namespace).GetMetadata().AsMap(),
+			// grpc-js refuses a node without one, be it empty.
+			"locality": object{},
 		},
 	}, "", "  ")
 	if err != nil {

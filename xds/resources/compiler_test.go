@@ -207,14 +207,16 @@ func TestAnyOrderEndsInTheSameBytes(t *testing.T) {
 		}
 		a, b := newWorld(t), newWorld(t)
 		for _, w := range []*world{a, b} {
-			for range 40 { // history that must leave no trace
+			for step := range 40 { // history that must leave no trace
 				o := randomOwner(rng, rng.Intn(12))
 				if rng.Intn(4) == 0 {
 					w.remove(o.Key)
 				} else {
 					w.set(o)
 				}
-				w.check()
+				if step%8 == 0 {
+					w.check()
+				}
 			}
 			var keys []nodecache.OwnerKey
 			for k := range final {
