@@ -46,6 +46,9 @@ func (b Budget) orDefault() Budget {
 // delays the graceful stop of the server, so it is not long.
 const drainBound = 50 * time.Millisecond
 
+// errWall is the cause of a context that ended by the wall bound.
+var errWall = errors.New("wall bound")
+
 // Result is what one port turned out to be.
 type Result struct {
 	nodecache.PortInfo
@@ -68,9 +71,13 @@ func Reflect(ctx context.Context, addr netip.AddrPort, b Budget, dial DialFunc) 
 	if dial == nil {
 		dial = dialTCP
 	}
+	// A cancel and no deadline: the transport would tell the server of a
+	// deadline, and a server that ends the stream at that moment would look as
+	// if it had no answer.
 	outer := ctx
-	ctx, cancel := context.WithTimeout(ctx, b.Wall)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer time.AfterFunc(b.Wall, func() { cancel(errWall) }).Stop()
 
 	w := &wire{dial: dial, addr: addr}
 	cc, err := grpc.NewClient("passthrough:///"+addr.String(),

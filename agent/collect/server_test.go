@@ -74,7 +74,12 @@ func serveOn(t testing.TB, l net.Listener, register func(*grpc.Server), opts ...
 // acceptEach runs f for every connection until the test ends.
 func acceptEach(t testing.TB, f func(net.Conn)) *counter {
 	t.Helper()
-	l := listen(t, "127.0.0.1:0")
+	return acceptEachOn(t, "127.0.0.1:0", f)
+}
+
+func acceptEachOn(t testing.TB, addr string, f func(net.Conn)) *counter {
+	t.Helper()
+	l := listen(t, addr)
 	var conns []net.Conn
 	handlers := make(chan struct{}, 64)
 	done := make(chan struct{})

@@ -268,12 +268,15 @@ func (s *session) broken(err error) error {
 	if s.codec.over != "" {
 		return exhausted(s.codec.over)
 	}
+	if errors.Is(context.Cause(s.ctx), errWall) {
+		return &Failure{Class: Deadline, Detail: fmt.Sprintf("no complete answer within %s", s.budget.Wall)}
+	}
 	if errors.Is(err, io.EOF) {
 		return status.Error(codes.Unknown, "the stream ended without an answer")
 	}
 	switch st := status.Convert(err); st.Code() {
 	case codes.DeadlineExceeded:
-		return &Failure{Class: Deadline, Detail: fmt.Sprintf("no complete answer within %s", s.budget.Wall)}
+		return &Failure{Class: Deadline, Detail: oneLine("reflection", st)}
 	case codes.ResourceExhausted:
 		return &Failure{Class: Exhausted, Detail: oneLine("reflection", st)}
 	}
