@@ -164,14 +164,14 @@ func (w *world) render() []byte {
 		t.Fatal(err)
 	}
 	b.DynamicResources = nil
-	clusters, clas := map[string]*clusterv3.Cluster{}, map[string]*endpointv3.ClusterLoadAssignment{}
+	clusters, assigned := map[string]*clusterv3.Cluster{}, map[string]*endpointv3.ClusterLoadAssignment{}
 	listener, routes := &listenerv3.Listener{}, &routev3.RouteConfiguration{}
 	for _, r := range w.updates() {
 		switch {
 		case r.Type == xds.Cluster:
 			clusters[r.Name] = decode(t, r.Body, &clusterv3.Cluster{})
 		case r.Type == xds.Endpoint:
-			clas[r.Name] = decode(t, r.Body, &endpointv3.ClusterLoadAssignment{})
+			assigned[r.Name] = decode(t, r.Body, &endpointv3.ClusterLoadAssignment{})
 		case r.Type == xds.Route:
 			decode(t, r.Body, routes)
 		case r.Name == "egress":
@@ -179,7 +179,7 @@ func (w *world) render() []byte {
 		}
 	}
 	for name, c := range clusters {
-		if cla := clas[name]; cla != nil {
+		if cla := assigned[name]; cla != nil {
 			c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 			c.EdsClusterConfig, c.LoadAssignment = nil, cla
 		}

@@ -27,8 +27,7 @@ func duration(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
 func number(n uint32) *wrapperspb.UInt32Value { return wrapperspb.UInt32(n) }
 
-func yes() *wrapperspb.BoolValue { return wrapperspb.Bool(true) }
-func no() *wrapperspb.BoolValue  { return wrapperspb.Bool(false) }
+func no() *wrapperspb.BoolValue { return wrapperspb.Bool(false) }
 
 // overADS says that a resource comes over the client's own ADS stream. The
 // timeout must stay finite: past it a cluster or listener goes on without the

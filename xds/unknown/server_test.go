@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
-	reflectionalpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/descriptorpb"
@@ -298,14 +297,17 @@ func TestReflectionAnswersFromTheCallersView(t *testing.T) {
 	if resp := ask(&reflectionv1.ServerReflectionRequest{}); resp.GetErrorResponse().GetErrorCode() != int32(codes.Unimplemented) {
 		t.Errorf("%v, want UNIMPLEMENTED", resp)
 	}
-	alpha, err := reflectionalpha.NewServerReflectionClient(conn).ServerReflectionInfo(caller(t))
+	// The messages of v1alpha are those of v1.
+	alpha, err := conn.NewStream(caller(t), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := alpha.Send(&reflectionalpha.ServerReflectionRequest{MessageRequest: &reflectionalpha.ServerReflectionRequest_ListServices{}}); err != nil {
+	if err := alpha.SendMsg(&reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}); err != nil {
 		t.Fatal(err)
 	}
-	if resp, err := alpha.Recv(); err != nil || len(resp.GetListServicesResponse().GetService()) != 3 {
-		t.Errorf("v1alpha: %v, %v", resp, err)
+	var resp reflectionv1.ServerReflectionResponse
+	if err := alpha.RecvMsg(&resp); err != nil || len(resp.GetListServicesResponse().GetService()) != 3 {
+		t.Errorf("v1alpha: %v, %v", &resp, err)
 	}
 }
