@@ -23,20 +23,11 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/test/harness"
 	"github.com/fingerpost/fingerpost/xds/bootstrap"
 	"github.com/fingerpost/fingerpost/xds/resources"
 	"github.com/fingerpost/fingerpost/xds/unknown"
 )
-
-// envoyBinary returns the Envoy that the environment names.
-func envoyBinary(t *testing.T) string {
-	t.Helper()
-	path := os.Getenv("ENVOY")
-	if path == "" {
-		t.Skip("ENVOY does not name an Envoy binary")
-	}
-	return path
-}
 
 func validate(t *testing.T, config []byte) {
 	t.Helper()
@@ -44,7 +35,7 @@ func validate(t *testing.T, config []byte) {
 	if err := os.WriteFile(path, config, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(envoyBinary(t), "-c", path, "--mode", "validate").CombinedOutput()
+	out, err := exec.Command(harness.Tool(t, "envoy"), "-c", path, "--mode", "validate").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

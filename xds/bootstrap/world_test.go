@@ -34,6 +34,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/test/harness"
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/bootstrap"
 	"github.com/fingerpost/fingerpost/xds/resources"
@@ -208,7 +209,7 @@ func (w *world) start(authority string) *grpc.ClientConn {
 	if err := os.WriteFile(path, w.render(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(envoyBinary(t), "-c", path, "--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
+	cmd := exec.Command(harness.Tool(t, "envoy"), "-c", path, "--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
 	cmd.Stdout, cmd.Stderr = &w.out, &w.out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
