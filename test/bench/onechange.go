@@ -25,7 +25,7 @@ func runOneChange(ctx context.Context, r *run) ([]result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 
 	first, err := newOurs(dir, services)
 	if err != nil {

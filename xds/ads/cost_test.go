@@ -110,7 +110,7 @@ func TestClientThatNeverReadsHoldsNobodyUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	stuck, err := discovery.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(w.ctx)
 	if err != nil {
 		t.Fatal(err)

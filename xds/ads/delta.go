@@ -230,7 +230,7 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			removed = append(removed, name)
 		}
 	}
-	if len(resources)+len(removed) == 0 && !(ts.answer && p.additions) {
+	if owed := ts.answer && p.additions; !owed && len(resources)+len(removed) == 0 {
 		return message{}, false
 	}
 	version := tb.version(t, st.scopes)

@@ -109,9 +109,6 @@ func (w *world) connect(opts client.Options) *stream {
 func (w *world) delta() *stream { w.t.Helper(); return w.connect(client.Options{Delta: true}) }
 func (w *world) sotw() *stream  { w.t.Helper(); return w.connect(client.Options{}) }
 
-// silent answers nothing by itself.
-func silent(client.Response) client.Reply { return client.Reply{Silent: true} }
-
 func (s *stream) sub(t xds.Type, names ...string) {
 	s.w.t.Helper()
 	if err := s.Subscribe(t, names...); err != nil {

@@ -182,7 +182,7 @@ func TestManyStreamsAtOnceLeaveNothingBehind(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		conns[i] = c
 	}
 	ended := make(chan error, 110)
@@ -232,7 +232,9 @@ func visit(w *world, conn *grpc.ClientConn, rnd *rand.Rand, delta bool, names []
 		return err
 	}
 	defer s.Close()
-	s.Subscribe(cds)
+	if err := s.Subscribe(cds); err != nil {
+		return err
+	}
 	for range 20 {
 		if !running() {
 			return nil

@@ -173,7 +173,8 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	ts := &st.types[t]
 	removals := p.removals && !ts.gone.empty()
-	if !(p.additions && (!ts.dirty.empty() || ts.answer)) && !removals {
+	additions := p.additions && (ts.answer || !ts.dirty.empty())
+	if !additions && !removals {
 		return message{}, false
 	}
 	if p.removals {

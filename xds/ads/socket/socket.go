@@ -178,7 +178,7 @@ func lock(file, path string) (*os.File, error) {
 			_ = f.Close()
 			continue
 		}
-		if err := f.Truncate(0); err == nil {
+		if err = f.Truncate(0); err == nil {
 			_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 		}
 		if err != nil {
@@ -215,7 +215,7 @@ func vacant(path string) error {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {
 	case err == nil:
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		return &HeldError{Path: path, PID: peer(c.(*net.UnixConn))}
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return nil
@@ -259,7 +259,7 @@ func bind(path string, mode fs.FileMode) (_ *net.UnixListener, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("socket directory: %w", err)
 		}
-		defer dir.Close()
+		defer func() { _ = dir.Close() }()
 		address = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(temp))
 		if len(address) > MaxPath {
 			return nil, fmt.Errorf("socket name %q is too long by %d bytes; choose a shorter one", filepath.Base(path), len(address)-MaxPath)

@@ -107,7 +107,7 @@ func answers(t *testing.T, path string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	if b, err := io.ReadAll(c); string(b) != "x" {
 		t.Fatalf("read %q, %v", b, err)
 	}
