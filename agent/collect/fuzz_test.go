@@ -103,11 +103,12 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte(list + files + miss + files))
 	f.Add([]byte(miss + list + list + files))
 	f.Add([]byte("\x02\xff\xff"))
+	f.Add([]byte("\x04"))
 	f.Fuzz(func(t *testing.T, answers []byte) {
 		current.Store(&answers)
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		b := Budget{Files: 16, Services: 4, Methods: 16, Bytes: 1 << 12, Connect: 10 * time.Second, Wall: 20 * time.Second}
+		b := Budget{Files: 16, Services: 4, Methods: 16, Bytes: 1 << 12, Connect: 10 * time.Second, Wall: 100 * time.Millisecond}
 		r, err := Reflect(ctx, netip.MustParseAddrPort("192.0.2.1:1"), b, func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
 			return l.DialContext(ctx)
 		})

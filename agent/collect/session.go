@@ -241,6 +241,9 @@ func (s *session) exchange(req *request, want func(*response) bool) (*response, 
 			// An error with code OK has been seen; it is no answer either.
 			return nil, inBand{status.New(cmp.Or(codes.Code(e.GetErrorCode()), codes.Unknown), e.GetErrorMessage())}
 		}
+		if resp.MessageResponse == nil {
+			return nil, inBand{status.New(codes.Unknown, "an answer without content")}
+		}
 		if want(resp) {
 			return resp, nil
 		}
