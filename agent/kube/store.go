@@ -72,7 +72,8 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 
 // Upsert makes the store and the directory hold the record. A record that
 // says what is known already changes nothing. One that has another UID under
-// a name that is held replaces it in one visible step.
+// a name that is held replaces it in one visible step. The record is the
+// store's from then on.
 func (s *Store) Upsert(r *Record) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
