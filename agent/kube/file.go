@@ -127,7 +127,8 @@ func (f *File) follow(ctx context.Context, watcher *fsnotify.Watcher, watching b
 		select {
 		case <-ctx.Done():
 			return
-		case <-watcher.Errors: // an overflow: events were lost
+		case err := <-watcher.Errors: // events were lost
+			f.log.Debug("file source is read again", "path", f.path, "error", err)
 			settle.Reset(quiet)
 			continue
 		case e := <-watcher.Events:

@@ -39,6 +39,14 @@ func (x *index[K]) remove(r *Record) {
 	}
 }
 
+// any returns a record with the value, nil if there is none.
+func (x *index[K]) any(k K) *Record {
+	if rs := x.held[k]; len(rs) > 0 {
+		return rs[0]
+	}
+	return nil
+}
+
 // get returns a copy, sorted by namespace and name.
 func (x *index[K]) get(k K) []*Record {
 	rs := slices.Clone(x.held[k])

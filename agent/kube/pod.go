@@ -3,6 +3,7 @@ package kube
 import (
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"unique"
 
@@ -51,39 +52,41 @@ type Record struct {
 
 	// optedOut is the pod's own word; Pod.CollectOff is its namespace's too.
 	optedOut bool
-	// pins keeps the interned strings of Pod shared: package unique forgets
+	// These keep the interned strings of Pod shared: package unique forgets
 	// a value that no handle refers to.
-	pins [8]unique.Handle[string]
+	of unique.Handle[origin]
+	at unique.Handle[place]
 }
+
+// origin is what the pods of one owner have in common.
+type origin struct {
+	namespace, uid, revision, display, kind, name string
+}
+
+// place is what the pods of one node have in common.
+type place struct{ node, zone string }
 
 // Convert makes the record of a pod. Nothing in it refers to the pod. The
 // rules are those of the Kubernetes EndpointSlice controller for which pods
 // get traffic, with terminating pods that are still Ready as Draining.
 func Convert(pod *corev1.Pod) *Record {
-	r := &Record{}
-	pins := r.pins[:0]
-	intern := func(s string) string {
-		if s == "" {
-			return ""
-		}
-		h := unique.Make(s)
-		pins = append(pins, h)
-		return h.Value()
+	r := &Record{
+		of: unique.Make(owner(pod)),
+		at: unique.Make(place{pod.Spec.NodeName, pod.Labels[zoneLabel]}),
 	}
-	key, name, workload := owner(pod)
+	of, at := r.of.Value(), r.at.Value()
 	p := &nodecache.Pod{
-		UID:       strings.Clone(string(pod.UID)),
-		Namespace: intern(pod.Namespace),
-		Name:      strings.Clone(pod.Name),
-		Node:      intern(pod.Spec.NodeName),
-		Zone:      intern(pod.Labels[zoneLabel]),
-		Owner:     nodecache.OwnerKey{UID: intern(key.UID), Revision: intern(key.Revision)},
-		OwnerName: intern(name),
-		Created:   pod.CreationTimestamp.UTC(),
-
+		UID:         strings.Clone(string(pod.UID)),
+		Namespace:   of.namespace,
+		Name:        strings.Clone(pod.Name),
+		Node:        at.node,
+		Zone:        at.zone,
+		Owner:       nodecache.OwnerKey{UID: of.uid, Revision: of.revision},
+		OwnerName:   of.display,
+		Workload:    nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name},
+		Created:     pod.CreationTimestamp.UTC(),
 		HostNetwork: pod.Spec.HostNetwork,
 	}
-	p.Workload = nodecache.Workload{Namespace: p.Namespace, Kind: intern(workload.Kind), Name: intern(workload.Name)}
 	p.Addr, p.More = addresses(pod)
 	p.State, p.Reason = state(pod, p.Addr.IsValid())
 	p.Hints = r.hints(pod)
@@ -115,10 +118,24 @@ func (r *Record) equal(o *Record) bool {
 	return reflect.DeepEqual(r.Pod, o.Pod) && reflect.DeepEqual(r.Notes, o.Notes)
 }
 
+// share makes the record, which nobody else has seen yet, use the lists of
+// another of the same owner where they are equal, as they mostly are.
+func (r *Record) share(o *Record) {
+	if o == nil {
+		return
+	}
+	if slices.Equal(r.Hints, o.Hints) {
+		r.Hints = o.Hints
+	}
+	if reflect.DeepEqual(r.Declared, o.Declared) {
+		r.Declared = o.Declared
+	}
+}
+
 // owner follows the one controller of the pod. A mirror pod's controller is
 // its Node, which all static pods of the node share: it says nothing of the
 // program.
-func owner(pod *corev1.Pod) (nodecache.OwnerKey, string, nodecache.Workload) {
+func owner(pod *corev1.Pod) origin {
 	hash := pod.Labels[templateHashLabel]
 	revision := hash
 	if revision == "" {
@@ -127,19 +144,15 @@ func owner(pod *corev1.Pod) (nodecache.OwnerKey, string, nodecache.Workload) {
 	if hash == "" {
 		hash = pod.Labels[rolloutsHashLabel]
 	}
-	ref := metav1.GetControllerOfNoCopy(pod)
-	if ref == nil || ref.Kind == "Node" {
-		return nodecache.OwnerKey{UID: string(pod.UID), Revision: revision},
-			"Pod/" + pod.Name,
-			nodecache.Workload{Kind: "Pod", Name: pod.Name}
+	o := origin{namespace: pod.Namespace, uid: string(pod.UID), revision: revision, kind: "Pod", name: pod.Name}
+	if ref := metav1.GetControllerOfNoCopy(pod); ref != nil && ref.Kind != "Node" {
+		o.uid, o.kind, o.name = string(ref.UID), ref.Kind, ref.Name
 	}
-	name := ref.Name
-	if hash != "" {
-		name = strings.TrimSuffix(name, "-"+hash)
+	o.display = o.kind + "/" + o.name
+	if hash != "" && o.kind != "Pod" {
+		o.name = strings.TrimSuffix(o.name, "-"+hash)
 	}
-	return nodecache.OwnerKey{UID: string(ref.UID), Revision: revision},
-		ref.Kind + "/" + ref.Name,
-		nodecache.Workload{Kind: ref.Kind, Name: name}
+	return o
 }
 
 // addresses returns the primary address, which may be none, and the others.

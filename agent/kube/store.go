@@ -27,7 +27,6 @@ type Store struct {
 	mu         sync.RWMutex
 	pods       map[name]*Record
 	optedOut   map[string]struct{} // namespaces
-	byUID      *index[string]
 	byOwner    *index[nodecache.OwnerKey]
 	byWorkload *index[nodecache.Workload]
 	byNode     *index[string]
@@ -50,7 +49,6 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 		told:     map[string]struct{}{},
 		pods:     map[name]*Record{},
 		optedOut: map[string]struct{}{},
-		byUID:    newIndex(func(dst []string, r *Record) []string { return append(dst, r.UID) }),
 		byOwner: newIndex(func(dst []nodecache.OwnerKey, r *Record) []nodecache.OwnerKey {
 			return append(dst, r.Owner)
 		}),
@@ -74,7 +72,8 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 
 // Upsert makes the store and the directory hold the record. A record that
 // says what is known already changes nothing. One that has another UID under
-// a name that is held replaces it in one visible step.
+// a name that is held replaces it in one visible step. The record is the
+// store's from then on.
 func (s *Store) Upsert(r *Record) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -95,15 +94,15 @@ func (s *Store) upsert(r *Record) {
 	if old != nil {
 		s.unindex(old)
 	}
+	r.share(s.byOwner.any(r.Owner))
 	s.pods[r.key()] = r
 	s.index(r)
-	// A UID that goes on under another name is not gone.
-	var replaces []string
-	if old != nil && old.UID != r.UID && len(s.byUID.held[old.UID]) == 0 {
-		replaces = []string{old.UID}
-	}
 	s.mu.Unlock()
-	s.dir.UpsertPod(r.Pod, replaces...)
+	if old != nil && old.UID != r.UID && s.gone(old) {
+		s.dir.UpsertPod(r.Pod, old.UID)
+	} else {
+		s.dir.UpsertPod(r.Pod)
+	}
 }
 
 // Remove forgets the pod of the name, if its UID is one of uids; with no uids,
@@ -124,11 +123,17 @@ func (s *Store) remove(key name, uids []string) {
 	}
 	s.unindex(old)
 	delete(s.pods, key)
-	gone := len(s.byUID.held[old.UID]) == 0
 	s.mu.Unlock()
-	if gone {
+	if s.gone(old) {
 		s.dir.RemovePod(old.UID)
 	}
+}
+
+// gone needs writing. It tells whether the UID of a record that the store
+// held ends with it: in a file it may go on under another name.
+func (s *Store) gone(old *Record) bool {
+	p := s.dir.Pod(old.UID)
+	return p != nil && p.Namespace == old.Namespace && p.Name == old.Name
 }
 
 // SetNamespace records whether the namespace opted out of being asked, and
@@ -169,7 +174,6 @@ func (s *Store) inNamespace(namespace string) []*Record {
 
 // index needs mu.
 func (s *Store) index(r *Record) {
-	s.byUID.add(r)
 	s.byOwner.add(r)
 	s.byWorkload.add(r)
 	s.byNode.add(r)
@@ -178,7 +182,6 @@ func (s *Store) index(r *Record) {
 
 // unindex needs mu.
 func (s *Store) unindex(r *Record) {
-	s.byUID.remove(r)
 	s.byOwner.remove(r)
 	s.byWorkload.remove(r)
 	s.byNode.remove(r)
