@@ -160,6 +160,7 @@ func (a *Agent) openSource() error {
 		a.source = f
 		return f.Load()
 	}
+	kube.BridgeKlog(a.log)
 	config, err := kube.Config(a.config.Kubeconfig)
 	if err != nil {
 		return err

@@ -165,7 +165,7 @@ func collectUntil(stop <-chan struct{}, d *nodecache.Directory, r *rand.Rand) {
 		}
 		switch r.IntN(4) {
 		case 0:
-			d.Fail(res, "refused", time.Time{})
+			d.Fail(res, nodecache.Failure{Reason: "refused"})
 		case 1:
 			d.Abandon(res)
 		default:
