@@ -88,6 +88,21 @@ func TestPortsThatDoNotAnswer(t *testing.T) {
 	})
 }
 
+// A connection that breaks is not made again, neither for the question nor for
+// the other version.
+func TestConnectionThatBreaksIsNotMadeAgain(t *testing.T) {
+	var l *counter
+	l = serve(t, func(s *grpc.Server) {
+		registerReflection(s, v1, func(stream) error { return (*l.last.Load()).Close() })
+		registerReflection(s, v1alpha, (&script{services: []string{"a.B"}}).handle)
+	})
+	_, err := ask(t, l, collect.Budget{})
+	wantFailure(t, err, collect.Unavailable)
+	if n := l.accepted.Load(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+}
+
 // certificate borrows that of httptest.
 func certificate(t *testing.T) tls.Certificate {
 	s := httptest.NewTLSServer(http.NotFoundHandler())

@@ -470,8 +470,8 @@ func TestFirstAttemptsWaitsForEveryOwner(t *testing.T) {
 		t.Errorf("with an ended context: %v", err)
 	}
 	select {
-	case <-all:
-		t.Error("FirstAttempts returned before the slow owner had answered")
+	case err := <-all:
+		t.Errorf("FirstAttempts returned %v before the slow owner had answered", err)
 	default:
 	}
 	close(g.open)

@@ -32,12 +32,14 @@ const (
 type counter struct {
 	net.Listener
 	accepted atomic.Int32
+	last     atomic.Pointer[net.Conn]
 }
 
 func (c *counter) Accept() (net.Conn, error) {
 	conn, err := c.Listener.Accept()
 	if err == nil {
 		c.accepted.Add(1)
+		c.last.Store(&conn)
 	}
 	return conn, err
 }
