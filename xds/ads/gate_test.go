@@ -154,6 +154,17 @@ func TestWhatThisProcessRemovedIsRemovedFromWhoBringsIt(t *testing.T) {
 	s.quiet()
 }
 
+// waiting counts the clients that asked for the type and have no answer.
+func (w *world) waiting(typ xds.Type) int {
+	n := 0
+	for _, c := range w.server.Clients() {
+		if t, asked := c.Types[typ.String()]; asked && t.Sent == "" {
+			n++
+		}
+	}
+	return n
+}
+
 func TestSotWClientWithAVersionWaitsForEvidence(t *testing.T) {
 	for _, typ := range []xds.Type{cds, eds, lds, rds} {
 		w := newWorld(t, ads.Options{})
@@ -162,17 +173,28 @@ func TestSotWClientWithAVersionWaitsForEvidence(t *testing.T) {
 		w.set(of(typ, "A", 1))
 		holder := w.connect(client.Options{Memory: having("v1", of(typ, "A", 1), of(typ, "B", 1))})
 		holder.sub(typ, "A", "B")
+		w.until("the holder has asked", func() bool { return w.waiting(typ) == 1 })
 		fresh := w.sotw()
 		fresh.sub(typ, "A", "B")
 		fresh.want(typ, "A")
-		w.until("both are known", func() bool { return len(w.server.Clients()) == 2 })
-		for _, c := range w.server.Clients() {
-			if typ != rds && c.Types[typ.String()].Sent == "" {
-				w.evidence(xds.Shared, xds.Failed)
-			}
+		if w.waiting(typ) != 1 {
+			t.Fatalf("%s: the holder was answered without evidence", typ)
 		}
-		w.set(of(typ, "B", 1))
 		w.evidence(xds.Shared, xds.Failed)
+		holder.want(typ, "A")
+	}
+}
+
+func TestSotWClientIsAnsweredWhereNothingCanBeLacking(t *testing.T) {
+	for _, typ := range []xds.Type{cds, eds, lds, rds} {
+		w := newWorld(t, ads.Options{})
+		w.evidence(xds.Shared, xds.Pending)
+		w.server.OpenGate()
+		w.set(of(typ, "A", 1))
+		holder := w.connect(client.Options{Memory: having("v1", of(typ, "A", 1), of(typ, "B", 1))})
+		holder.sub(typ, "A", "B")
+		w.until("the holder has asked", func() bool { return w.waiting(typ) == 1 })
+		w.set(of(typ, "B", 1))
 		holder.want(typ, "A", "B")
 	}
 }

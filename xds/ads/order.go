@@ -29,7 +29,7 @@ func (st *stream) collect() ([]message, time.Time) {
 		if ts.gated.IsZero() {
 			continue
 		}
-		if evidence != xds.Pending {
+		if evidence != xds.Pending || !st.lacks(xds.Type(t)) {
 			ts.gated = time.Time{}
 		} else if end := ts.gated.Add(st.s.opts.HoldLimit); until.IsZero() || end.Before(until) {
 			until = end
