@@ -66,7 +66,7 @@ func handle(d *nodecache.Directory, c *collector, p *nodecache.Pod) error {
 	}
 	info, err := c.collect(p.Owner)
 	if err != nil {
-		return errors.Join(err, d.Fail(r, nodecache.Failure{Reason: err.Error()}))
+		return errors.Join(err, d.Fail(r, err.Error(), time.Time{}))
 	}
 	return d.Commit(r, info)
 }

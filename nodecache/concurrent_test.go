@@ -165,7 +165,7 @@ func collectUntil(stop <-chan struct{}, d *nodecache.Directory, r *rand.Rand) {
 		}
 		switch r.IntN(4) {
 		case 0:
-			d.Fail(res, nodecache.Failure{Reason: "refused"})
+			d.Fail(res, "refused", time.Time{})
 		case 1:
 			d.Abandon(res)
 		default:

@@ -43,7 +43,8 @@ type record struct {
 	pods       []*Pod // sorted by comparePods
 	stored     Knowledge
 	before     Knowledge // what stored was before it became Collecting
-	failure    Failure   // the last one
+	reason     string    // of the last failure
+	next       time.Time
 }
 
 // learned is what outlives the pods of an owner.
@@ -230,32 +231,23 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 		return err
 	}
 	d.infos[r.Key] = &learned{info: info}
-	rec.stored, rec.failure = knowledgeOf(info), Failure{}
+	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	d.changed(r.Key)
 	return nil
 }
 
-// Failure says how a collect failed.
-type Failure struct {
-	Reason string    // one line
-	Next   time.Time // when it is tried again
-	// Unanswered is set where the server was asked and did not answer, as
-	// opposed to one that is not there: nothing was learned, and the owner may
-	// well serve what it served before.
-	Unanswered bool
-}
-
-// Fail records that a collect failed. It returns [ErrStale] as Commit does.
-// What was learned before stays, and if somebody else has committed since the
-// collect began, the failure is of no interest and changes nothing.
-func (d *Directory) Fail(r Reservation, f Failure) error {
+// Fail records that a collect failed, why, and when it is tried again. It
+// returns [ErrStale] as Commit does. What was learned before stays, and if
+// somebody else has committed since the collect began, the failure is of no
+// interest and changes nothing.
+func (d *Directory) Fail(r Reservation, reason string, next time.Time) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	rec, err := d.reserved(r)
 	if err != nil || rec.stored.Settled() {
 		return err
 	}
-	rec.stored, rec.failure = Failed, f
+	rec.stored, rec.reason, rec.next = Failed, reason, next
 	d.changed(r.Key)
 	return nil
 }

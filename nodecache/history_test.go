@@ -133,7 +133,7 @@ func (h *history) step() {
 	case 7:
 		r, reason := h.reservation(), pick(c, []string{"refused", "reset"})
 		h.note("fail %v: %s", r, reason)
-		h.ended(r, h.d.Fail(r, nodecache.Failure{Reason: reason, Next: now}))
+		h.ended(r, h.d.Fail(r, reason, now))
 		h.m.fail(r, reason, now)
 	case 8:
 		r := h.reservation()

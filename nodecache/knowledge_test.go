@@ -16,9 +16,7 @@ func TestKnowledgeFollowsFromCollectAndPods(t *testing.T) {
 		return func(d *nodecache.Directory, r nodecache.Reservation) error { return d.Commit(r, info) }
 	}
 	nothing := func(*nodecache.Directory, nodecache.Reservation) error { return nil }
-	fail := func(d *nodecache.Directory, r nodecache.Reservation) error {
-		return d.Fail(r, nodecache.Failure{Reason: "refused"})
-	}
+	fail := func(d *nodecache.Directory, r nodecache.Reservation) error { return d.Fail(r, "refused", time.Time{}) }
 	begin := func(d *nodecache.Directory, r nodecache.Reservation) error { _, err := d.Begin(r.Key); return err }
 	empty := &nodecache.Info{
 		Ports:  []nodecache.PortInfo{{Port: 50051, State: nodecache.PortTLS, Detail: "needs a certificate"}},
@@ -72,7 +70,7 @@ func TestBeginOfOwnerWithoutPodsIsStale(t *testing.T) {
 	}
 	for _, err := range []error{
 		d.Commit(nodecache.Reservation{}, nil),
-		d.Fail(nodecache.Reservation{}, nodecache.Failure{}),
+		d.Fail(nodecache.Reservation{}, "", time.Time{}),
 		d.Abandon(nodecache.Reservation{}),
 	} {
 		if !errors.Is(err, nodecache.ErrStale) {
@@ -84,7 +82,7 @@ func TestBeginOfOwnerWithoutPodsIsStale(t *testing.T) {
 func TestAbandonGivesBackTheFailureBeforeIt(t *testing.T) {
 	d := nodecache.New(nodecache.Options{})
 	retry := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
-	must(t, d.Fail(d.UpsertPod(pod("a", "192.0.2.1")), nodecache.Failure{Reason: "refused", Next: retry}))
+	must(t, d.Fail(d.UpsertPod(pod("a", "192.0.2.1")), "refused", retry))
 	r, err := d.Begin(key)
 	must(t, err)
 	if o := d.Owner(key); o.Knowledge != nodecache.Collecting || o.Reason != "" || !o.NextTry.IsZero() {
@@ -103,7 +101,7 @@ func TestEndOfCollectDoesNotHideWhatAnotherCommitted(t *testing.T) {
 	r, err := d.Begin(key)
 	must(t, err)
 	must(t, d.Commit(r, serves("pkg.A")))
-	must(t, d.Fail(r, nodecache.Failure{Reason: "refused"}))
+	must(t, d.Fail(r, "refused", time.Time{}))
 	wantKnowledge(t, d, nodecache.Known)
 	must(t, d.Abandon(r))
 	wantKnowledge(t, d, nodecache.Known)
@@ -114,7 +112,7 @@ func TestFailureOfSecondCollectKeepsWhatWasLearned(t *testing.T) {
 	must(t, d.Commit(d.UpsertPod(pod("a", "192.0.2.1")), serves("pkg.A")))
 	r, err := d.Begin(key)
 	must(t, err)
-	must(t, d.Fail(r, nodecache.Failure{Reason: "refused"}))
+	must(t, d.Fail(r, "refused", time.Time{}))
 	o := d.Owner(key)
 	if o.Knowledge != nodecache.Failed || len(o.Targets("pkg.A")) != 1 {
 		t.Errorf("owner %+v", o)

@@ -17,8 +17,6 @@ type Owner struct {
 	Reason string
 	// NextTry is when a Failed owner is asked again.
 	NextTry time.Time
-	// Unanswered is that of the [Failure] of a Failed owner.
-	Unanswered bool
 	// Origin is that of Info, else declared, else empty.
 	Origin Origin
 	// Generation is 0 for an owner without pods.

@@ -131,7 +131,7 @@ func (d *Directory) fill(o *Owner, rec *record) {
 	}
 	o.setKnowledge(rec.stored, rec.pods)
 	if o.Knowledge == Failed {
-		o.Reason, o.NextTry, o.Unanswered = rec.failure.Reason, rec.failure.Next, rec.failure.Unanswered
+		o.Reason, o.NextTry = rec.reason, rec.next
 	}
 }
 

@@ -128,12 +128,11 @@ const (
 	// Complete: every owner is known to have services or none. A name that
 	// is not published does not exist. It is the zero value.
 	Complete Evidence = iota
-	// Failed: some owner could not be asked and will be asked again. A name
+	// Failed: some owner was asked in vain and will be asked again. A name
 	// that a client holds is not removed for want of evidence.
 	Failed
-	// Pending: some owner has not been asked to the end, or was asked and did
-	// not answer. As Failed, and a SotW client that holds something is not
-	// answered, where its answer could lack what it holds.
+	// Pending: some owner has not been asked to the end. As Failed, and a
+	// SotW client that holds something is not answered.
 	Pending
 )
 

@@ -107,7 +107,7 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
 	}
 	if f, ok := c.held(key); ok {
 		// A new generation of an owner whose server must be left alone.
-		if c.dir.Fail(r, f.failure()) != nil {
+		if c.dir.Fail(r, f.reason, f.next) != nil {
 			return c.stale(key)
 		}
 		return resultFailed
@@ -129,7 +129,8 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
 		}
 		return resultStaleTarget
 	}
-	if c.dir.Fail(r, c.noteFailure(key, o, out)) != nil {
+	reason, next := c.noteFailure(key, o, out)
+	if c.dir.Fail(r, reason, next) != nil {
 		return c.stale(key)
 	}
 	return resultFailed
@@ -172,9 +173,9 @@ func (c *Collector) succeeded(key nodecache.OwnerKey, o *nodecache.Owner, out ou
 }
 
 // noteFailure counts a failure and decides when the next attempt is.
-func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) nodecache.Failure {
+func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) (reason string, next time.Time) {
 	now := time.Now()
-	reason := out.err.Error()
+	reason = out.err.Error()
 	c.mu.Lock()
 	f := c.failed[key]
 	if f == nil {
@@ -183,7 +184,7 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 	}
 	changed := f.class != out.class
 	f.note(now, out)
-	next := f.next
+	next = f.next
 	for _, port := range out.ports {
 		if t := c.calls.free(callKey{key, port}, now); t.After(next) {
 			next = t
@@ -199,7 +200,7 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 		c.log.Info("collect failed and will be tried again", "owner", key.String(), "name", o.Name,
 			"reason", reason, "next", next.Sub(now).Round(time.Millisecond))
 	}
-	return f.failure()
+	return reason, next
 }
 
 // sweep considers owners whose flight was dropped, and forgets what is kept of

@@ -33,14 +33,6 @@ type failures struct {
 	unsure map[uint16]bool
 }
 
-// failure is what the directory is told.
-func (f *failures) failure() nodecache.Failure {
-	return nodecache.Failure{
-		Reason: f.reason, Next: f.next,
-		Unanswered: f.class == Silent || f.class == Deadline || f.class == Exhausted,
-	}
-}
-
 func (f *failures) note(now time.Time, out outcome) {
 	f.class = out.class
 	if (&Failure{Class: out.class}).heavy() {

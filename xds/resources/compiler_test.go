@@ -140,14 +140,10 @@ func TestProviderIsOneWorkloadAndStaysOverRollout(t *testing.T) {
 func TestEvidenceFollowsTheWorstOwnerWithPods(t *testing.T) {
 	w := newWorld(t)
 	p := pod("10.0.0.1", nodecache.Serving)
-	unanswered := owner("b", "b", nodecache.Failed, p)
-	unanswered.Unanswered = true
 	for i, step := range []struct {
 		o    *nodecache.Owner
 		want xds.Evidence
 	}{
-		{unanswered, xds.Pending},
-		{owner("b", "b", nodecache.Failed, p), xds.Failed},
 		{owner("a", "a", nodecache.Unknown, p), xds.Pending},
 		{owner("b", "b", nodecache.Failed, p), xds.Pending},
 		{owner("a", "a", nodecache.Collecting, p), xds.Pending},

@@ -27,13 +27,12 @@ func newNamespace() *namespace {
 
 // doubt says what the absence of a name from one owner is worth. An owner
 // whose info is at hand is no reason for doubt, whatever became of a later
-// attempt; nor is one without pods, which could serve nothing. One that was
-// asked and did not answer is as good as not asked.
+// attempt; nor is one without pods, which could serve nothing.
 func doubt(o *nodecache.Owner) xds.Evidence {
 	switch {
 	case len(o.Pods) == 0 || o.Info != nil || o.Knowledge.Settled():
 		return xds.Complete
-	case o.Knowledge == nodecache.Failed && !o.Unanswered:
+	case o.Knowledge == nodecache.Failed:
 		return xds.Failed
 	default:
 		return xds.Pending
