@@ -23,14 +23,26 @@ func jitter(d time.Duration) time.Duration { return d + rand.N(d/5) }
 // failures is the row of failures of an owner since its last success.
 // Collector.mu guards it.
 type failures struct {
-	count  int // of the light ones
-	heavy  int // of the heavy ones
+	since  time.Time // of the first
+	count  int       // of the light ones
+	heavy  int       // of the heavy ones
 	class  Class
 	reason string
 	next   time.Time
 	asked  map[string]bool // UIDs of the pods asked
 	seen   map[string]bool // UIDs of the pods that could have been
 	unsure map[uint16]bool
+}
+
+// hangPatience is how long a server that takes questions and answers none may
+// yet turn out to serve what clients hold. A heavy failure is asked about once
+// more in that time or just after.
+const hangPatience = heavyLeast
+
+// hung tells whether the owner's server has taken the question and given no
+// answer, and has not done so for long.
+func (f *failures) hung(now time.Time) bool {
+	return (f.class == Deadline || f.class == Silent) && now.Sub(f.since) < hangPatience
 }
 
 func (f *failures) note(now time.Time, out outcome) {
