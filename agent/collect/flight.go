@@ -195,7 +195,11 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 	f.note(now, out)
 	next := f.next
 	for _, port := range out.ports {
-		if t := c.calls.free(callKey{key, port}, now); t.After(next) {
+		t := c.calls.free(callKey{key, port}, now)
+		if end := f.since.Add(hangPatience); f.hung(now) && t.After(end) {
+			t = end // that it hangs must not be said for longer
+		}
+		if t.After(next) {
 			next = t
 		}
 	}

@@ -27,6 +27,7 @@ type failures struct {
 	count  int       // of the light ones
 	heavy  int       // of the heavy ones
 	class  Class
+	hangs  bool // the last attempt was accepted and not answered
 	reason string
 	next   time.Time
 	asked  map[string]bool // UIDs of the pods asked
@@ -42,11 +43,11 @@ const hangPatience = heavyLeast
 // hung tells whether the owner's server has taken the question and given no
 // answer, and has not done so for long.
 func (f *failures) hung(now time.Time) bool {
-	return (f.class == Deadline || f.class == Silent) && now.Sub(f.since) < hangPatience
+	return f.hangs && now.Sub(f.since) < hangPatience
 }
 
 func (f *failures) note(now time.Time, out outcome) {
-	f.class = out.class
+	f.class, f.hangs = out.class, out.hung
 	if (&Failure{Class: out.class}).heavy() {
 		f.heavy++
 		f.next = now.Add(jitter(min(heavyLeast<<min(f.heavy-1, 10), heavyMost)))

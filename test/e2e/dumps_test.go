@@ -135,10 +135,17 @@ func TestDumpsOfARealClusterAreServedThoughNothingInThemCanBeReached(t *testing.
 			if st := a.status(); st.Gate != "open" || st.Source.Error != "" || st.Nacks != 0 {
 				t.Errorf("status: %+v", st)
 			}
+			why, asked := map[bool]string{false: "unreachable: ", true: "silent: no answer to the connect"}[hole], 0
 			for _, o := range a.owners() {
-				if o.Knowledge == "failed" && o.Reason == "" {
-					t.Errorf("%s has failed and does not say why", o.Name)
+				if o.Knowledge == "failed" {
+					asked++
+					if !strings.Contains(o.Reason, why) {
+						t.Errorf("%s has failed because of %q, want %q", o.Name, o.Reason, why)
+					}
 				}
+			}
+			if asked == 0 {
+				t.Error("nobody was asked")
 			}
 		})
 	}
