@@ -45,6 +45,7 @@ type record struct {
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
 	next       time.Time
+	hung       bool // the last failure was one of Hang
 }
 
 // learned is what outlives the pods of an owner.
@@ -232,6 +233,7 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 	}
 	d.infos[r.Key] = &learned{info: info}
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
+	rec.hung = false
 	d.changed(r.Key)
 	return nil
 }
@@ -241,6 +243,16 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 // somebody else has committed since the collect began, the failure is of no
 // interest and changes nothing.
 func (d *Directory) Fail(r Reservation, reason string, next time.Time) error {
+	return d.fail(r, reason, next, false)
+}
+
+// Hang is Fail where the server took the question and gave no answer in time:
+// what the owner serves is as open as before it was asked.
+func (d *Directory) Hang(r Reservation, reason string, next time.Time) error {
+	return d.fail(r, reason, next, true)
+}
+
+func (d *Directory) fail(r Reservation, reason string, next time.Time, hung bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	rec, err := d.reserved(r)
@@ -248,6 +260,7 @@ func (d *Directory) Fail(r Reservation, reason string, next time.Time) error {
 		return err
 	}
 	rec.stored, rec.reason, rec.next = Failed, reason, next
+	rec.hung = hung
 	d.changed(r.Key)
 	return nil
 }

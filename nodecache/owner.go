@@ -17,6 +17,9 @@ type Owner struct {
 	Reason string
 	// NextTry is when a Failed owner is asked again.
 	NextTry time.Time
+	// Hung is set of a Failed owner whose server gave no answer in time; see
+	// [Directory.Hang].
+	Hung bool
 	// Origin is that of Info, else declared, else empty.
 	Origin Origin
 	// Generation is 0 for an owner without pods.

@@ -131,7 +131,7 @@ func (d *Directory) fill(o *Owner, rec *record) {
 	}
 	o.setKnowledge(rec.stored, rec.pods)
 	if o.Knowledge == Failed {
-		o.Reason, o.NextTry = rec.reason, rec.next
+		o.Reason, o.NextTry, o.Hung = rec.reason, rec.next, rec.hung
 	}
 }
 

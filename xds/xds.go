@@ -131,7 +131,8 @@ const (
 	// Failed: some owner was asked in vain and will be asked again. A name
 	// that a client holds is not removed for want of evidence.
 	Failed
-	// Pending: some owner has not been asked to the end. As Failed, and a
+	// Pending: some owner has not been asked to the end, or its server took
+	// the question and has given no answer yet. As Failed, and a
 	// SotW client that holds something is not answered.
 	Pending
 )

@@ -22,6 +22,7 @@ type outcome struct {
 	info   *nodecache.Info
 	err    error
 	class  Class
+	hung   bool            // a connection was accepted and nothing was answered in time
 	ports  []uint16        // that gave no answer
 	asked  []string        // UIDs of the pods asked
 	unsure map[uint16]bool // ports whose answer needs another attempt
@@ -90,6 +91,7 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 		var f *Failure
 		if errors.As(a.err, &f) && (out.err == nil || f.heavy()) {
 			out.err, out.class = a.err, f.Class
+			out.hung = f.Class == Deadline || f.Class == Silent && a.connected
 			if f.heavy() {
 				break
 			}

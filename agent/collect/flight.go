@@ -107,7 +107,7 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
 	}
 	if f, ok := c.held(key); ok {
 		// A new generation of an owner whose server must be left alone.
-		if c.dir.Fail(r, f.reason, f.next) != nil {
+		if c.fail(r, &f) != nil {
 			return c.stale(key)
 		}
 		return resultFailed
@@ -129,8 +129,8 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
 		}
 		return resultStaleTarget
 	}
-	reason, next := c.noteFailure(key, o, out)
-	if c.dir.Fail(r, reason, next) != nil {
+	f := c.noteFailure(key, o, out)
+	if c.fail(r, &f) != nil {
 		return c.stale(key)
 	}
 	return resultFailed
@@ -140,6 +140,14 @@ func (c *Collector) stale(key nodecache.OwnerKey) string {
 	c.metrics.stale.Inc()
 	c.log.Debug("owner ended during its collect", "owner", key.String())
 	return resultStale
+}
+
+// fail records a failure.
+func (c *Collector) fail(r nodecache.Reservation, f *failures) error {
+	if f.hung(time.Now()) {
+		return c.dir.Hang(r, f.reason, f.next)
+	}
+	return c.dir.Fail(r, f.reason, f.next)
 }
 
 // held returns the failure that forbids an attempt now.
@@ -172,21 +180,26 @@ func (c *Collector) succeeded(key nodecache.OwnerKey, o *nodecache.Owner, out ou
 	return resultKnown
 }
 
-// noteFailure counts a failure and decides when the next attempt is.
-func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) (reason string, next time.Time) {
+// noteFailure counts a failure, decides when the next attempt is, and returns
+// a copy.
+func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) failures {
 	now := time.Now()
-	reason = out.err.Error()
+	reason := out.err.Error()
 	c.mu.Lock()
 	f := c.failed[key]
 	if f == nil {
-		f = &failures{asked: map[string]bool{}, unsure: map[uint16]bool{}}
+		f = &failures{since: now, asked: map[string]bool{}, unsure: map[uint16]bool{}}
 		c.failed[key] = f
 	}
 	changed := f.class != out.class
 	f.note(now, out)
-	next = f.next
+	next := f.next
 	for _, port := range out.ports {
-		if t := c.calls.free(callKey{key, port}, now); t.After(next) {
+		t := c.calls.free(callKey{key, port}, now)
+		if end := f.since.Add(hangPatience); f.hung(now) && t.After(end) {
+			t = end // that it hangs must not be said for longer
+		}
+		if t.After(next) {
 			next = t
 		}
 	}
@@ -195,12 +208,13 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 	for _, m := range c.eligible(o) {
 		f.seen[m.UID] = true
 	}
+	noted := *f
 	c.mu.Unlock()
 	if changed {
 		c.log.Info("collect failed and will be tried again", "owner", key.String(), "name", o.Name,
 			"reason", reason, "next", next.Sub(now).Round(time.Millisecond))
 	}
-	return reason, next
+	return noted
 }
 
 // sweep considers owners whose flight was dropped, and forgets what is kept of

@@ -23,9 +23,11 @@ func jitter(d time.Duration) time.Duration { return d + rand.N(d/5) }
 // failures is the row of failures of an owner since its last success.
 // Collector.mu guards it.
 type failures struct {
-	count  int // of the light ones
-	heavy  int // of the heavy ones
+	since  time.Time // of the first
+	count  int       // of the light ones
+	heavy  int       // of the heavy ones
 	class  Class
+	hangs  bool // the last attempt was accepted and not answered
 	reason string
 	next   time.Time
 	asked  map[string]bool // UIDs of the pods asked
@@ -33,8 +35,19 @@ type failures struct {
 	unsure map[uint16]bool
 }
 
+// hangPatience is how long a server that takes questions and answers none may
+// yet turn out to serve what clients hold. A heavy failure is asked about once
+// more in that time or just after.
+const hangPatience = heavyLeast
+
+// hung tells whether the owner's server has taken the question and given no
+// answer, and has not done so for long.
+func (f *failures) hung(now time.Time) bool {
+	return f.hangs && now.Sub(f.since) < hangPatience
+}
+
 func (f *failures) note(now time.Time, out outcome) {
-	f.class = out.class
+	f.class, f.hangs = out.class, out.hung
 	if (&Failure{Class: out.class}).heavy() {
 		f.heavy++
 		f.next = now.Add(jitter(min(heavyLeast<<min(f.heavy-1, 10), heavyMost)))

@@ -80,12 +80,25 @@ func (o *output) String() string {
 // start starts an agent at the site, which ends with the test.
 func (s *site) start(t *testing.T, args ...string) *agentProcess {
 	t.Helper()
-	a := &agentProcess{site: s, t: t, log: &output{}, done: make(chan struct{})}
-	a.cmd = exec.Command(program, append([]string{"agent", "--node-name", "n1",
+	return s.launch(t, exec.Command(program, s.args(args...)...))
+}
+
+// args are those of an agent at the site, which those given may override.
+func (s *site) args(args ...string) []string {
+	return append([]string{"agent", "--node-name", "n1",
 		"--ads-socket", s.ads, "--admin-socket", s.admin, "--egress-port", fmt.Sprint(s.egress),
-		"--http-address", "", "--peer-address", "", "--state-dir", ""}, args...)...)
+		"--http-address", "", "--peer-address", "", "--state-dir", ""}, args...)
+}
+
+// launch runs a command that becomes an agent at the site.
+func (s *site) launch(t *testing.T, cmd *exec.Cmd) *agentProcess {
+	t.Helper()
+	a := &agentProcess{site: s, t: t, cmd: cmd, log: &output{}, done: make(chan struct{})}
 	a.cmd.Stderr = a.log
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if a.cmd.SysProcAttr == nil {
+		a.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	a.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	if err := a.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,12 +81,12 @@ func sample(t *testing.T, id string, services []string, opts ...grpc.ServerOptio
 	return s
 }
 
-var addrs int
+var addrs atomic.Int64
 
 // nextAddr is a loopback address that no test of this process had before.
 func nextAddr() string {
-	addrs++
-	return fmt.Sprintf("127.%d.%d.%d", 20+os.Getpid()%200, addrs/250, 2+addrs%250)
+	n := addrs.Add(1)
+	return fmt.Sprintf("127.%d.%d.%d", 20+os.Getpid()%200, n/250, 2+n%250)
 }
 
 // remove takes a pod out of the world.

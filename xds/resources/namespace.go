@@ -27,12 +27,13 @@ func newNamespace() *namespace {
 
 // doubt says what the absence of a name from one owner is worth. An owner
 // whose info is at hand is no reason for doubt, whatever became of a later
-// attempt; nor is one without pods, which could serve nothing.
+// attempt; nor is one without pods, which could serve nothing. One that hangs
+// has not been asked to the end.
 func doubt(o *nodecache.Owner) xds.Evidence {
 	switch {
 	case len(o.Pods) == 0 || o.Info != nil || o.Knowledge.Settled():
 		return xds.Complete
-	case o.Knowledge == nodecache.Failed:
+	case o.Knowledge == nodecache.Failed && !o.Hung:
 		return xds.Failed
 	default:
 		return xds.Pending
