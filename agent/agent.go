@@ -161,7 +161,6 @@ func (a *Agent) openSource() error {
 		return f.Load()
 	}
 	kube.BridgeKlog(a.log)
-	kube.BridgeKlog(a.log)
 	config, err := kube.Config(a.config.Kubeconfig)
 	if err != nil {
 		return err
