@@ -198,6 +198,9 @@ func (a *Agent) close() {
 
 func (a *Agent) run(ctx context.Context) error {
 	a.log.Info("agent starts", "node", a.config.nodeName(), "version", a.config.Version, "source", a.config.Source, "socket", a.config.ADSSocket)
+	if filepath.Dir(a.adsSocket.Path()) == filepath.Dir(a.adminSocket.Path()) {
+		a.log.Warn("the admin socket lies in the directory that pods mount to reach the ADS socket; give it one of its own", "socket", a.config.AdminSocket)
+	}
 	for _, name := range []string{"takeover", "identity"} {
 		if state := a.partStates()[name]; strings.Contains(state, ";") {
 			a.log.Warn("flag without effect", "part", name, "state", state)

@@ -97,8 +97,11 @@ func (c *Config) Check() error {
 	if err := checkSocketPath("--ads-socket", UnknownSocket(c.ADSSocket)); err != nil {
 		return err
 	}
+	if filepath.Base(c.ADSSocket) == bootstrap.UnknownSocket {
+		return usage("--ads-socket %q: the name %s beside it is taken for calls to unknown names", c.ADSSocket, bootstrap.UnknownSocket)
+	}
 	if filepath.Clean(c.ADSSocket) == filepath.Clean(c.AdminSocket) {
-		return usage("--admin-socket is the same path as --ads-socket: the admin socket belongs in a directory of its own that no pod mounts")
+		return usage("--admin-socket is the same path as --ads-socket")
 	}
 	if c.EgressPort < 1 || c.EgressPort > 65535 {
 		return usage("--egress-port %d: a port is 1 to 65535", c.EgressPort)
