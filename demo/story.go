@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent"
 	"github.com/fingerpost/fingerpost/xds/bootstrap"
+	"github.com/fingerpost/fingerpost/xds/resources"
 )
 
 // patience bounds every wait of the demo: a step that takes longer has failed.
@@ -124,7 +126,31 @@ func (s *story) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.show(ctx, "owners", "services")
+	if err := s.show(ctx, "owners"); err != nil {
+		return err
+	}
+	return s.routes(ctx)
+}
+
+// routes prints where a call of each service goes.
+func (s *story) routes(ctx context.Context) error {
+	out, err := s.Command(ctx, "services", "-o", "json", "--admin-socket", s.config.AdminSocket)
+	if err != nil {
+		return err
+	}
+	var services []resources.ServiceView
+	if err := json.Unmarshal([]byte(out), &services); err != nil {
+		return err
+	}
+	s.note("the routes of namespace %s:", Namespace)
+	for _, v := range services {
+		var to []string
+		for _, e := range v.Endpoints {
+			to = append(to, e.Address)
+		}
+		s.note("  /%s/* goes to cluster %s/%s: %s", v.Name, v.Namespace, v.Name, strings.Join(to, ", "))
+	}
+	return nil
 }
 
 func (s *story) tell(ctx context.Context) error {
@@ -143,7 +169,7 @@ func (s *story) tell(ctx context.Context) error {
 	}
 	defer stop()
 
-	s.say("Pod %s/cart-7d9c5-b is deleted: calls move, and none fails.", Namespace)
+	s.say("Pod %s/cart-7d9c5-b is deleted: calls move to the other one.", Namespace)
 	gone := s.world.members[1]
 	s.world.remove(gone)
 	if err := s.world.write(); err != nil {
@@ -174,6 +200,9 @@ func (s *story) tell(ctx context.Context) error {
 		if err := s.calls(ctx, conn, "shop.v1.Payments", "pay-7d9c5-a"); err != nil {
 			return err
 		}
+	}
+	if err := s.routes(ctx); err != nil {
+		return err
 	}
 	if err := s.show(ctx, "services", "proxies"); err != nil {
 		return err
