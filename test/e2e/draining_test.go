@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/fingerpost/fingerpost/demo"
 	"github.com/fingerpost/fingerpost/test/harness"
 )
 
@@ -52,6 +53,7 @@ func TestDrainingPodKeepsItsStreamsAndGetsNoCalls(t *testing.T) {
 		w.write()
 		f.has(map[string]string{first.Addr(): "DRAINING", second.Addr(): "HEALTHY"})
 		reaches(t, f.conn, "shop.v1.Cart", "cart-1-b")
+		spared(t, first, "shop.v1.Cart", answered)
 		calls := first.Calls("shop.v1.Cart")
 		for range 20 {
 			if who, err := say(t, f.conn, "shop.v1.Cart"); err != nil || who != "cart-1-b" {
@@ -79,6 +81,19 @@ func TestDrainingPodKeepsItsStreamsAndGetsNoCalls(t *testing.T) {
 		if err := stream.CloseSend(); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// spared waits until no call comes to the server, while others are answered.
+func spared(t *testing.T, s *demo.Sample, service string, answered func() int64) {
+	t.Helper()
+	harness.Eventually(t, soon, func() error {
+		calls := s.Calls(service)
+		proceeds(t, answered)
+		if n := s.Calls(service); n != calls {
+			return fmt.Errorf("%s gets calls: %d lately", s.Name, n-calls)
+		}
+		return nil
 	})
 }
 

@@ -43,6 +43,7 @@ func TestProxylessCallsFollowThePods(t *testing.T) {
 	answered, stop := load(t, conn, "shop.v1.Cart")
 	w.remove(b)
 	w.write()
+	spared(t, server, "shop.v1.Cart", answered)
 	reaches(t, conn, "shop.v1.Cart", "cart-1-a")
 	server.GracefulStop()
 	proceeds(t, answered)

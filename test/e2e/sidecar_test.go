@@ -79,7 +79,7 @@ func reaches(t testing.TB, conn *grpc.ClientConn, service string, pods ...string
 	slices.Sort(pods)
 	harness.Eventually(t, soon, func() error {
 		by := map[string]bool{}
-		for range 6 * len(pods) {
+		for range 10 * len(pods) {
 			who, err := say(t, conn, service)
 			if err != nil {
 				return err
