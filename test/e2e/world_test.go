@@ -65,15 +65,27 @@ func (w *world) add(p *corev1.Pod) *corev1.Pod {
 // serve starts a server and puts its pod into the world.
 func (w *world) serve(id string, services []string, opts ...grpc.ServerOption) (*corev1.Pod, *demo.Sample) {
 	w.t.Helper()
-	s := sample(w.t, id, services, opts...)
+	p := newPod(id, "", 0)
+	s := sample(w.t, id, portOf(w.pods, p), services, opts...)
 	return w.add(newPod(id, s.IP(), s.Port())), s
 }
 
+// portOf is the port of the pods that have the same template; 0 if there are
+// none.
+func portOf(pods []*corev1.Pod, p *corev1.Pod) int {
+	for _, o := range pods {
+		if len(o.OwnerReferences) > 0 && o.OwnerReferences[0].UID == p.OwnerReferences[0].UID {
+			return int(o.Spec.Containers[0].Ports[0].ContainerPort)
+		}
+	}
+	return 0
+}
+
 // sample starts a server that ends with the test, at an address of its own:
-// what a pod has in a cluster.
-func sample(t *testing.T, id string, services []string, opts ...grpc.ServerOption) *demo.Sample {
+// what a pod has in a cluster. Port 0 is any.
+func sample(t *testing.T, id string, port int, services []string, opts ...grpc.ServerOption) *demo.Sample {
 	t.Helper()
-	s, err := demo.StartSample(id, nextAddr()+":0", services, opts...)
+	s, err := demo.StartSample(id, fmt.Sprintf("%s:%d", nextAddr(), port), services, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}

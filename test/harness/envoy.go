@@ -131,8 +131,17 @@ func withAdmin(bootstrap string) (config []byte, socket string, err error) {
 
 // Get is a GET on the admin interface. An answer other than 200 is an error
 // that carries the body.
-func (e *Envoy) Get(path string) (string, error) {
-	resp, err := e.client.Get("http://admin" + path)
+func (e *Envoy) Get(path string) (string, error) { return e.ask(http.MethodGet, path) }
+
+// Post is as Get with POST, which Envoy wants of what changes something.
+func (e *Envoy) Post(path string) (string, error) { return e.ask(http.MethodPost, path) }
+
+func (e *Envoy) ask(method, path string) (string, error) {
+	req, err := http.NewRequest(method, "http://admin"+path, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := e.client.Do(req)
 	if err != nil {
 		return "", err
 	}
