@@ -23,13 +23,14 @@ func (st *stream) collect() ([]message, time.Time) {
 		return nil, st.began.Add(st.s.opts.HoldLimit)
 	}
 	evidence := st.s.table.evidence(st.scopes)
+	wait := evidence == xds.Pending && st.lacking()
 	var until time.Time
 	for t := range st.types {
 		ts := &st.types[t]
 		if ts.gated.IsZero() {
 			continue
 		}
-		if evidence != xds.Pending || !st.lacks(xds.Type(t)) {
+		if !wait {
 			ts.gated = time.Time{}
 		} else if end := ts.gated.Add(st.s.opts.HoldLimit); until.IsZero() || end.Before(until) {
 			until = end

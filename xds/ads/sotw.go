@@ -114,16 +114,21 @@ func (st *stream) resume(t xds.Type, version string) {
 	ts.answer = true
 }
 
-// lacks tells whether an answer now could lack something that the client holds:
-// it asks for everything, or for a name that nobody has.
-func (st *stream) lacks(t xds.Type) bool {
-	ts := &st.types[t]
-	lacks := ts.wildcard || len(ts.missing) > 0
-	ts.subscribed.each(nil, func(id uint32) bool {
-		lacks = lacks || st.s.table.resolve(t, id, st.scopes, true) == nil
-		return !lacks
-	})
-	return lacks
+// lacking tells whether the answers that are withheld could lack something that
+// the client holds: it asks for everything, or for a name that nobody has.
+func (st *stream) lacking() bool {
+	for t := range st.types {
+		ts := &st.types[t]
+		lacks := ts.wildcard || len(ts.missing) > 0
+		ts.subscribed.each(nil, func(id uint32) bool {
+			lacks = lacks || st.s.table.resolve(xds.Type(t), id, st.scopes, true) == nil
+			return !lacks
+		})
+		if lacks && !ts.gated.IsZero() {
+			return true
+		}
+	}
+	return false
 }
 
 // members calls f for each entry that the stream is subscribed to.
