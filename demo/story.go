@@ -84,11 +84,18 @@ func Run(ctx context.Context, o Options) (err error) {
 		}
 	}()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	defer func() {
+		cancel()
+		if s.agentDone == nil {
+			return // it was not started
+		}
+		if end := <-s.agentDone; err == nil && end != nil {
+			err = fmt.Errorf("the agent ended: %w", end)
+		}
+	}()
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
-	defer func() { cancel(); <-s.agentDone }()
 	return s.tell(ctx)
 }
 

@@ -49,7 +49,7 @@ func BenchmarkUpsert(b *testing.B) {
 			p.State = nodecache.Serving + nodecache.PodState(i/len(pods)%2)
 			d.UpsertPod(&p)
 			if i%64 == 0 {
-				s.Next(ended)
+				_, _ = s.Next(ended)
 			}
 		}
 	})

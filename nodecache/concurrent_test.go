@@ -64,7 +64,7 @@ func runConcurrently(t *testing.T, seed uint64) {
 			m.upsert(*p, time.Now())
 		}
 		for _, r := range w.routes {
-			m.upsertRoute(*r)
+			_ = m.upsertRoute(*r)
 		}
 	}
 	for _, key := range concurrentOwners() {
@@ -123,7 +123,7 @@ func write(d *nodecache.Directory, writer int, r *rand.Rand) lastWords {
 			for i := range r.IntN(3) {
 				rt.Entries = append(rt.Entries, nodecache.RouteEntry{Match: i, Owner: pick(r.IntN, owners)})
 			}
-			d.UpsertRoute(rt)
+			_ = d.UpsertRoute(rt)
 			w.routes[rt.UID] = rt
 		case 3:
 			u := uid()
@@ -165,11 +165,11 @@ func collectUntil(stop <-chan struct{}, d *nodecache.Directory, r *rand.Rand) {
 		}
 		switch r.IntN(4) {
 		case 0:
-			d.Fail(res, "refused", time.Time{})
+			_ = d.Fail(res, "refused", time.Time{})
 		case 1:
-			d.Abandon(res)
+			_ = d.Abandon(res)
 		default:
-			d.Commit(res, pick(r.IntN, worldInfos))
+			_ = d.Commit(res, pick(r.IntN, worldInfos))
 		}
 		d.Subscribe().Close()
 		d.Counts()

@@ -66,7 +66,7 @@ func TestRouteBeforeRemovalOfLastPodDuringCollectIsKept(t *testing.T) {
 	d.RemovePod("a")
 	wantPaths(t, d, key, "/r/1")
 	held.answer <- answer{info: serves("pkg.A")}
-	receive(t, done)
+	_ = receive(t, done)
 	d.UpsertPod(pod("b", "192.0.2.2"))
 	wantPaths(t, d, key, "/r/1")
 	wantUIDs(t, d, key, "b")
@@ -95,8 +95,8 @@ func TestConcurrentRoutesOfOneOwnerLoseNothing(t *testing.T) {
 	for i := range rounds() {
 		d := nodecache.New(nodecache.Options{})
 		together(
-			func() { d.UpsertRoute(route("r", 1, key)) },
-			func() { d.UpsertRoute(route("s", 1, key)) },
+			func() { _ = d.UpsertRoute(route("r", 1, key)) },
+			func() { _ = d.UpsertRoute(route("s", 1, key)) },
 		)
 		if got := paths(d, key); !slices.Equal(got, []string{"/r/1", "/s/1"}) {
 			t.Fatalf("round %d: paths %v", i, got)
@@ -109,7 +109,7 @@ func TestConcurrentRouteUpsertAndRemovalOfAnotherTouchOnlyTheirOwn(t *testing.T)
 		d := nodecache.New(nodecache.Options{})
 		must(t, d.UpsertRoute(route("old", 1, key)))
 		together(
-			func() { d.UpsertRoute(route("new", 1, key)) },
+			func() { _ = d.UpsertRoute(route("new", 1, key)) },
 			func() { d.RemoveRoute("old") },
 		)
 		if got := paths(d, key); !slices.Equal(got, []string{"/new/1"}) {
@@ -123,8 +123,8 @@ func TestConcurrentGenerationsOfOneRouteLeaveTheNewer(t *testing.T) {
 	for i := range rounds() {
 		d := nodecache.New(nodecache.Options{})
 		together(
-			func() { d.UpsertRoute(route("r", 2, key)) },
-			func() { d.UpsertRoute(route("r", 3, key)) },
+			func() { _ = d.UpsertRoute(route("r", 2, key)) },
+			func() { _ = d.UpsertRoute(route("r", 3, key)) },
 		)
 		if got := paths(d, key); !slices.Equal(got, []string{"/r/3"}) {
 			t.Fatalf("round %d: paths %v", i, got)

@@ -61,7 +61,7 @@ func TestAgentServesAgainAfterEachKill(t *testing.T) {
 		c.subscribe(xds.Cluster)
 		c.has(xds.Cluster, "prod/shop.Web")
 		a.kill()
-		c.end()
+		_ = c.end()
 	}
 	a := s.start(t, "--source", w.source()).ready()
 	a.stop()
@@ -130,7 +130,7 @@ func TestRestartSendsNothingToADeltaClientThatKeptWhatItHas(t *testing.T) {
 	before.has(xds.Listener, "egress")
 	before.has(xds.Route, "egress")
 	a.kill()
-	before.end()
+	_ = before.end()
 
 	a = s.start(t, "--source", w.source()).live()
 	after := connectRaw(t, s.ads, client.Options{Delta: true, Memory: before.Memory()})
@@ -166,12 +166,12 @@ func TestServiceThatWentWhileTheAgentWasDownIsRemovedAfterTheRestart(t *testing.
 	before.subscribeAll("prod/shop.Old", "prod/shop.Web")
 	before.has(xds.Endpoint, "prod/shop.Old", "prod/shop.Web")
 	a.kill()
-	before.end()
+	_ = before.end()
 
 	w.remove(gone)
 	w.write()
 	r.hold()
-	a = s.start(t, "--source", w.source()).live()
+	s.start(t, "--source", w.source()).live()
 	after := connectRaw(t, s.ads, client.Options{Delta: true, Memory: before.Memory()})
 	after.subscribeAll("prod/shop.Old", "prod/shop.Web")
 	harness.Eventually(t, soon, func() error {
@@ -218,8 +218,8 @@ func hangAfterRestart(t *testing.T, limit string) {
 	sotw.has(xds.Endpoint, clusters...)
 	sotw.has(xds.Route, "egress")
 	a.kill()
-	delta.end()
-	sotw.end()
+	_ = delta.end()
+	_ = sotw.end()
 
 	r.hold()
 	a = s.start(t, "--source", w.source(), "--collect-limit", limit).live()
@@ -257,7 +257,7 @@ func hangAfterRestart(t *testing.T, limit string) {
 	r.release()
 	a.kill()
 
-	a = s.start(t, "--source", w.source()).ready()
+	s.start(t, "--source", w.source()).ready()
 	again := connectRaw(t, s.ads, client.Options{Delta: true, Memory: held.Memory()})
 	again.subscribeAll(clusters...)
 	whole := connectRaw(t, s.ads, client.Options{Memory: sotw.Memory()})
@@ -304,8 +304,8 @@ func TestServerThatAnswersAtLastIsLearnedAndGivesEverythingBack(t *testing.T) {
 	sotw.subscribeAll(clusters...)
 	sotw.has(xds.Endpoint, clusters...)
 	a.kill()
-	delta.end()
-	sotw.end()
+	_ = delta.end()
+	_ = sotw.end()
 
 	web.Stop()
 	silent, err := net.Listen("tcp", web.Addr())
