@@ -19,7 +19,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		}
 		return nil, fmt.Errorf("there is no pod %s", id)
 	}
-	e := &Explanation{}
+	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
 	e.fact("address", "%s on node %q", r.Addr, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
@@ -101,7 +101,7 @@ func (a *Agent) services() []resources.ServiceView {
 // explainService says where a gRPC service is served, in every namespace, and
 // which owners might have it.
 func (a *Agent) explainService(name string) *Explanation {
-	e := &Explanation{}
+	e := &Explanation{Facts: []Fact{}}
 	found := 0
 	for _, s := range a.services() {
 		if s.Name != name {

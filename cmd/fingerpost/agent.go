@@ -9,6 +9,8 @@ import (
 	"github.com/fingerpost/fingerpost/agent"
 )
 
+var limitFlags = []string{"collect-limit", "peer-fetch-limit", "transcode-limit", "work-limit"}
+
 func newAgent() *cobra.Command {
 	c := agent.Defaults()
 	cmd := &cobra.Command{
@@ -22,6 +24,12 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
   fingerpost agent --source file:pods.yaml --ads-socket /tmp/fp/ads.sock --admin-socket /tmp/fp-admin/admin.sock`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, name := range limitFlags {
+				// An empty one would pass for one that was not given.
+				if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
+					return usageError("--%s \"\" is not a positive integer", name)
+				}
+			}
 			c.NodeName = cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
 			c.Version = buildVersion()
 			return agent.Run(cmd.Context(), c)
@@ -44,7 +52,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.StringVar(&c.Limits.PeerFetch, "peer-fetch-limit", "", "most questions to peers at a time: `N` (default 16, at most 64)")
 	f.StringVar(&c.Limits.Transcode, "transcode-limit", "", "most descriptor sets linked at a time: `N` (default 2, at most 64)")
 	f.StringVar(&c.Limits.Work, "work-limit", "", "most of all of these at a time: `N` (default 32, at most 64)")
-	for _, name := range []string{"collect-limit", "peer-fetch-limit", "transcode-limit", "work-limit"} {
+	for _, name := range limitFlags {
 		_ = f.SetAnnotation(name, ownEnvironment, []string{""})
 	}
 	f.StringVar(&c.Locality, "locality", c.Locality, "how endpoints are preferred: even, zone or node")
