@@ -63,7 +63,7 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 	config = rest.CopyConfig(config)
 	config.APIPath = "/api"
 	config.GroupVersion = &corev1.SchemeGroupVersion
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.NegotiatedSerializer = slimCodecs{serializer.NewCodecFactory(scheme).WithoutConversion()}
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.UserAgent = "fingerpost/" + version
@@ -126,7 +126,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	case <-head.C:
 	case <-ctx.Done():
 	}
-	reflectors.Go(func() { c.reflect(ctx, "pods", &corev1.Pod{}, c.pods) })
+	reflectors.Go(func() { c.reflect(ctx, "pods", &slimPod{}, c.pods) })
 	<-ctx.Done()
 	worker.Wait()
 	stopped := make(chan struct{})
@@ -291,9 +291,9 @@ func (s *sink) Transformer() cache.TransformFunc {
 // shrink returns nil for what is no pod and no namespace.
 func shrink(o any) object {
 	switch o := o.(type) {
-	case *corev1.Pod:
+	case *slimPod:
 		if o != nil {
-			return Convert(o)
+			return o.record
 		}
 	case *corev1.Namespace:
 		if o != nil {

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"unique"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
@@ -31,7 +29,7 @@ func (r *Record) note(annotation, value, format string, args ...any) {
 
 // hints gathers the positive signs that the pod itself gives. Of several for
 // one port the first counts.
-func (r *Record) hints(pod *corev1.Pod) []nodecache.Hint {
+func (r *Record) hints(s *seen) []nodecache.Hint {
 	var hints []nodecache.Hint
 	add := func(port int32, why string) {
 		if port < 1 || port > 65535 {
@@ -42,41 +40,21 @@ func (r *Record) hints(pod *corev1.Pod) []nodecache.Hint {
 			hints = append(hints, nodecache.Hint{Port: p, Why: why})
 		}
 	}
-	if value, ok := pod.Annotations[GRPCPortAnnotation]; ok {
-		for text := range strings.SplitSeq(value, ",") {
+	if s.grpcPort.there {
+		for text := range strings.SplitSeq(s.grpcPort.value, ",") {
 			port, err := parsePort(text)
 			if err != nil {
-				r.note(GRPCPortAnnotation, value, "%v", err)
+				r.note(GRPCPortAnnotation, s.grpcPort.value, "%v", err)
 				continue
 			}
 			add(int32(port), WhyAnnotation)
 		}
 	}
-	containers := make([]*corev1.Container, 0, len(pod.Spec.Containers))
-	for i := range pod.Spec.Containers {
-		containers = append(containers, &pod.Spec.Containers[i])
+	for _, port := range s.named {
+		add(port, WhyPortName)
 	}
-	for i := range pod.Spec.InitContainers {
-		// One that restarts always is a sidecar and runs beside the others.
-		c := &pod.Spec.InitContainers[i]
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			containers = append(containers, c)
-		}
-	}
-	for _, c := range containers {
-		for _, p := range c.Ports {
-			named := p.Name == "grpc" || strings.HasPrefix(p.Name, "grpc-")
-			if named && (p.Protocol == "" || p.Protocol == corev1.ProtocolTCP) {
-				add(p.ContainerPort, WhyPortName)
-			}
-		}
-	}
-	for _, c := range containers {
-		for _, probe := range [...]*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
-			if probe != nil && probe.GRPC != nil {
-				add(probe.GRPC.Port, WhyProbe)
-			}
-		}
+	for _, port := range s.probed {
+		add(port, WhyProbe)
 	}
 	slices.SortFunc(hints, func(a, b nodecache.Hint) int { return cmp.Compare(a.Port, b.Port) })
 	return slices.Clip(hints)
@@ -84,14 +62,13 @@ func (r *Record) hints(pod *corev1.Pod) []nodecache.Hint {
 
 // declared reads the services annotation. One that cannot be understood in
 // full is ignored in full: half a declaration would take services away.
-func (r *Record) declared(annotations map[string]string, hints []nodecache.Hint) []nodecache.Declared {
-	value, ok := annotations[ServicesAnnotation]
-	if !ok {
+func (r *Record) declared(a annotation, hints []nodecache.Hint) []nodecache.Declared {
+	if !a.there {
 		return nil
 	}
-	ds, err := parseDeclared(value, hints)
+	ds, err := parseDeclared(a.value, hints)
 	if err != nil {
-		r.note(ServicesAnnotation, value, "%v", err)
+		r.note(ServicesAnnotation, a.value, "%v", err)
 		return nil
 	}
 	return ds
@@ -165,15 +142,15 @@ func validService(name string) bool {
 }
 
 // collect reads what the pod says of being asked.
-func (r *Record) collect(annotations map[string]string) (off, on bool) {
-	switch value, ok := annotations[CollectAnnotation]; {
-	case !ok:
-	case value == "false":
+func (r *Record) collect(a annotation) (off, on bool) {
+	switch {
+	case !a.there:
+	case a.value == "false":
 		off = true
-	case value == "true":
+	case a.value == "true":
 		on = true
 	default:
-		r.note(CollectAnnotation, value, `it is neither "true" nor "false"`)
+		r.note(CollectAnnotation, a.value, `it is neither "true" nor "false"`)
 	}
 	return off, on
 }

@@ -69,29 +69,36 @@ type place struct{ node, zone string }
 // Convert makes the record of a pod. Nothing in it refers to the pod. The
 // rules are those of the Kubernetes EndpointSlice controller for which pods
 // get traffic, with terminating pods that are still Ready as Draining.
-func Convert(pod *corev1.Pod) *Record {
+func Convert(pod *corev1.Pod) *Record { return seePod(pod).record() }
+
+// record copies what it keeps.
+func (s *seen) record() *Record {
 	r := &Record{
-		of: unique.Make(owner(pod)),
-		at: unique.Make(place{pod.Spec.NodeName, pod.Labels[zoneLabel]}),
+		of: unique.Make(s.owner()),
+		at: unique.Make(place{s.node, s.zone}),
 	}
 	of, at := r.of.Value(), r.at.Value()
+	var own strings.Builder // one piece of memory for the two
+	own.Grow(len(s.uid) + len(s.name))
+	own.WriteString(s.uid)
+	own.WriteString(s.name)
 	p := &nodecache.Pod{
-		UID:         strings.Clone(string(pod.UID)),
+		UID:         own.String()[:len(s.uid)],
 		Namespace:   of.namespace,
-		Name:        strings.Clone(pod.Name),
+		Name:        own.String()[len(s.uid):],
 		Node:        at.node,
 		Zone:        at.zone,
 		Owner:       nodecache.OwnerKey{UID: of.uid, Revision: of.revision},
 		OwnerName:   of.display,
 		Workload:    nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name},
-		Created:     pod.CreationTimestamp.UTC(),
-		HostNetwork: pod.Spec.HostNetwork,
+		Created:     s.created,
+		HostNetwork: s.hostNetwork,
 	}
-	p.Addr, p.More = addresses(pod)
-	p.State, p.Reason = state(pod, p.Addr.IsValid())
-	p.Hints = r.hints(pod)
-	p.Declared = r.declared(pod.Annotations, p.Hints)
-	p.CollectOff, p.CollectOn = r.collect(pod.Annotations)
+	p.Addr, p.More = s.addresses()
+	p.State, p.Reason = s.state(p.Addr.IsValid())
+	p.Hints = r.hints(s)
+	p.Declared = r.declared(s.services, p.Hints)
+	p.CollectOff, p.CollectOn = r.collect(s.collect)
 	r.Pod, r.optedOut = p, p.CollectOff
 	return r
 }
@@ -115,7 +122,7 @@ func (r *Record) inNamespace(off bool) *Record {
 }
 
 func (r *Record) equal(o *Record) bool {
-	return reflect.DeepEqual(r.Pod, o.Pod) && reflect.DeepEqual(r.Notes, o.Notes)
+	return r.Pod.Equal(o.Pod) && slices.Equal(r.Notes, o.Notes)
 }
 
 // share makes the record, which nobody else has seen yet, use the lists of
@@ -135,18 +142,18 @@ func (r *Record) share(o *Record) {
 // owner follows the one controller of the pod. A mirror pod's controller is
 // its Node, which all static pods of the node share: it says nothing of the
 // program.
-func owner(pod *corev1.Pod) origin {
-	hash := pod.Labels[templateHashLabel]
+func (s *seen) owner() origin {
+	hash := s.templateHash
 	revision := hash
 	if revision == "" {
-		revision = pod.Labels[revisionHashLabel]
+		revision = s.revisionHash
 	}
 	if hash == "" {
-		hash = pod.Labels[rolloutsHashLabel]
+		hash = s.rolloutsHash
 	}
-	o := origin{namespace: pod.Namespace, uid: string(pod.UID), revision: revision, kind: "Pod", name: pod.Name}
-	if ref := metav1.GetControllerOfNoCopy(pod); ref != nil && ref.Kind != "Node" {
-		o.uid, o.kind, o.name = string(ref.UID), ref.Kind, ref.Name
+	o := origin{namespace: s.namespace, uid: s.uid, revision: revision, kind: "Pod", name: s.name}
+	if s.controlled && s.controller.kind != "Node" {
+		o.uid, o.kind, o.name = s.controller.uid, s.controller.kind, s.controller.name
 	}
 	o.display = o.kind + "/" + o.name
 	if hash != "" && o.kind != "Pod" {
@@ -156,15 +163,15 @@ func owner(pod *corev1.Pod) origin {
 }
 
 // addresses returns the primary address, which may be none, and the others.
-func addresses(pod *corev1.Pod) (netip.Addr, []netip.Addr) {
-	ips := pod.Status.PodIPs
-	if len(ips) == 0 {
-		ips = []corev1.PodIP{{IP: pod.Status.PodIP}}
+func (s *seen) addresses() (netip.Addr, []netip.Addr) {
+	if len(s.ips) == 0 {
+		first, _ := parseAddr(s.ip)
+		return first, nil
 	}
-	first, _ := parseAddr(ips[0].IP)
+	first, _ := parseAddr(s.ips[0])
 	var more []netip.Addr
-	for _, ip := range ips[1:] {
-		if a, ok := parseAddr(ip.IP); ok && a != first {
+	for _, ip := range s.ips[1:] {
+		if a, ok := parseAddr(ip); ok && a != first {
 			more = append(more, a)
 		}
 	}
@@ -182,32 +189,22 @@ func parseAddr(s string) (netip.Addr, bool) {
 // state reads no clock: a terminal phase ends a pod at once, a
 // deletionTimestamp outranks Ready, and a phase that the node could not report
 // changes nothing.
-func state(pod *corev1.Pod, addressed bool) (nodecache.PodState, string) {
-	ready, deleted := isReady(pod), pod.DeletionTimestamp != nil
+func (s *seen) state(addressed bool) (nodecache.PodState, string) {
 	switch {
-	case pod.Status.Phase == corev1.PodSucceeded:
+	case s.phase == string(corev1.PodSucceeded):
 		return nodecache.Absent, ReasonSucceeded
-	case pod.Status.Phase == corev1.PodFailed:
+	case s.phase == string(corev1.PodFailed):
 		return nodecache.Absent, ReasonFailed
-	case deleted && !ready:
+	case s.deleted && !s.ready:
 		return nodecache.Absent, ReasonTerminating
 	case !addressed:
 		return nodecache.Absent, ReasonNoAddress
-	case !ready:
+	case !s.ready:
 		return nodecache.Absent, ReasonNotReady
-	case deleted:
+	case s.deleted:
 		return nodecache.Draining, ""
 	}
 	return nodecache.Serving, ""
-}
-
-func isReady(pod *corev1.Pod) bool {
-	for i := range pod.Status.Conditions {
-		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
 }
 
 // alive tells whether the pod's addresses are its own to be found by: a

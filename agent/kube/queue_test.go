@@ -56,14 +56,14 @@ func (b *bench) uids() []string {
 	return uids
 }
 
-func readyPod(pod, uid, ip string) *corev1.Pod {
-	return &corev1.Pod{
+func readyPod(pod, uid, ip string) *slimPod {
+	return slimOf(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: pod, UID: types.UID(uid)},
 		Status: corev1.PodStatus{
 			PodIP:      ip,
 			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 		},
-	}
+	}).(*slimPod)
 }
 
 // Every interleaving of two pods' events, with the worker running at every set
@@ -157,7 +157,7 @@ func TestRandomHistoriesEndAsTheServerIs(t *testing.T) {
 	for seed := range uint64(5000) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		x := newBench()
-		server := map[string]*corev1.Pod{}
+		server := map[string]*slimPod{}
 		lost := false // the watch is cut until the next relist
 		for step := range 40 {
 			pod := fmt.Sprintf("p%d", r.IntN(4))
@@ -245,7 +245,7 @@ func TestRelistEndsWhatIsInFlight(t *testing.T) {
 func TestOddDeletionsDoNotPanic(t *testing.T) {
 	x := newBench()
 	_ = x.Add(readyPod("a", "a1", "192.0.2.1"))
-	var noPod *corev1.Pod
+	var noPod *slimPod
 	var noTomb *cache.DeletedFinalStateUnknown
 	for _, o := range []any{
 		nil, "text", noPod, noTomb, &corev1.Service{}, cache.DeletedFinalStateUnknown{},
