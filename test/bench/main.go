@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -33,7 +34,7 @@ type benchmark struct {
 }
 
 // benchmarks are all there are, in the order in which they run.
-var benchmarks = []benchmark{oneChange}
+var benchmarks = []benchmark{oneChange, manyPods}
 
 // run is what the command line asks of a benchmark.
 type run struct {
@@ -56,8 +57,14 @@ func main() {
 	flag.BoolVar(&r.short, "short", false, "smaller sizes, a rough picture")
 	out := flag.String("o", "bench.json", "write the figures to this `file`")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	if kubeconfig := os.Getenv(informerEnv); kubeconfig != "" {
+		if err := stockInformer(ctx, kubeconfig); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
+		return
+	}
 	if err := r.all(ctx, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()

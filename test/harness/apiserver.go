@@ -36,12 +36,13 @@ type APIServer struct {
 	// Client is the typed client on Config, without a rate limit.
 	Client kubernetes.Interface
 
-	dir   string
-	bin   string
-	args  []string
-	token string
-	etcd  *process
-	api   *process
+	dir     string
+	bin     string
+	args    []string
+	etcdURL string
+	token   string
+	etcd    *process
+	api     *process
 }
 
 // StartAPIServer starts a server of the test's own, stopped when the test
@@ -122,6 +123,7 @@ func tryAPIServer(etcdBin, apiBin string) (_ *APIServer, err error) {
 		}
 	}
 	client := "http://127.0.0.1:" + strconv.Itoa(port[0])
+	s.etcdURL = client
 	peer := "http://127.0.0.1:" + strconv.Itoa(port[1])
 	s.etcd, err = start(dir, "etcd", etcdBin,
 		"--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--log-level=warn",

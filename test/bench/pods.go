@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/fingerpost/fingerpost/test/harness"
+)
+
+// manyPods starts agents, without clients, on an API server with many pods:
+// until when they are ready, and how much memory they then have.
+var manyPods = benchmark{names: []string{
+	"start/10k-pods", "memory/10k-pods", "memory-peak/10k-pods",
+	"start/50k-pods", "memory/50k-pods", "memory-peak/50k-pods",
+}, run: runManyPods}
+
+// informerEnv, set to a kubeconfig, makes this program a stock informer of
+// pods, the baseline for memory.
+const informerEnv = "FINGERPOST_BENCH_INFORMER"
+
+func runManyPods(ctx context.Context, r *run) ([]result, error) {
+	sizes, rounds := []int{10_000, 50_000}, 3
+	if r.short {
+		sizes, rounds = []int{1_000}, 1
+	}
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	bin := filepath.Join(dir, "fingerpost")
+	if err := buildAgent(ctx, bin); err != nil {
+		return nil, err
+	}
+	api, err := harness.NewAPIServer()
+	if err != nil {
+		return nil, fmt.Errorf("%w (make test brings it)", err)
+	}
+	defer api.Close()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}
+	if _, err := api.Client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
+		return nil, err
+	}
+	var results []result
+	have := 0
+	for _, n := range sizes {
+		name := fmt.Sprintf("/%dk-pods", n/1000)
+		if !r.wants("start"+name) && !r.wants("memory"+name) && !r.wants("memory-peak"+name) {
+			continue
+		}
+		r.progress("writing %d pods", n-have)
+		if err := api.WritePods(ctx, clusterPods(have, n)); err != nil {
+			return nil, err
+		}
+		have = n
+		if err := awaitPods(ctx, api.Config, n); err != nil {
+			return nil, err
+		}
+		var ours, raw []time.Duration
+		var memory, informer footprint
+		for range rounds {
+			d, bytes, err := rawList(ctx, api.Config, n)
+			if err != nil {
+				return nil, err
+			}
+			raw = append(raw, d)
+			r.progress("%d pods: raw watch-list of %d MB in %v", n, bytes>>20, d.Round(time.Millisecond))
+			a, err := startProgram(ctx, dir, bin, nil, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig,
+				"--ads-socket", filepath.Join(dir, "ads", "ads.sock"), "--admin-socket", filepath.Join(dir, "admin", "admin.sock"))
+			if err != nil {
+				return nil, err
+			}
+			if d, err = a.ready(ctx); err != nil {
+				a.stop()
+				return nil, err
+			}
+			ours = append(ours, d)
+			memory, err = a.settle(ctx)
+			a.stop()
+			if err != nil {
+				return nil, err
+			}
+			r.progress("%d pods: agent ready in %v, %.0f MB resident, %.0f at most", n, d.Round(time.Millisecond), memory.now, memory.peak)
+		}
+		exe, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		i, err := startProgram(ctx, dir, exe, []string{informerEnv + "=" + api.Kubeconfig})
+		if err != nil {
+			return nil, err
+		}
+		if err = i.says(ctx, "synced"); err == nil {
+			informer, err = i.settle(ctx)
+		}
+		i.stop()
+		if err != nil {
+			return nil, err
+		}
+		r.progress("%d pods: stock informer, %.0f MB resident, %.0f at most", n, informer.now, informer.peak)
+		value, baseline := milliseconds(median(ours)), milliseconds(median(raw))
+		results = append(results,
+			result{Name: "start" + name, Value: value, Unit: "ms", Baseline: baseline, Ratio: baseline / value},
+			result{Name: "memory" + name, Value: memory.now, Unit: "MB", Baseline: informer.now, Ratio: informer.now / memory.now},
+			result{Name: "memory-peak" + name, Value: memory.peak, Unit: "MB", Baseline: informer.peak, Ratio: informer.peak / memory.peak})
+	}
+	return results, nil
+}
+
+// clusterPods yields pods, ten to a ReplicaSet, as an API server has them:
+// most of their kilobytes are of no use to anybody but a kubelet.
+func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
+	created := metav1.NewTime(time.Unix(1.75e9, 0))
+	fields := []byte("{" + strings.Repeat(`"f:containers":{"k:{\"name\":\"app\"}":{".":{},"f:env":{}}},`, 10) + `"f:phase":{}}`)
+	var env []corev1.EnvVar
+	for i := range 30 {
+		env = append(env, corev1.EnvVar{Name: fmt.Sprintf("CHECKOUT_SETTING_%d", i), Value: "a value of an ordinary length"})
+	}
+	volume := corev1.Volume{Name: "kube-api-access", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+	yes, grace := true, int64(30)
+	return func(yield func(*corev1.Pod) bool) {
+		for i := from; i < to; i++ {
+			owner, ip, node := fmt.Sprintf("checkout-%d-5d9f8c7b6d", i/10), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), i%500
+			status := corev1.PodStatus{
+				Phase: corev1.PodRunning, HostIP: fmt.Sprintf("172.16.%d.%d", node>>8, node&255), PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, StartTime: &created,
+				ContainerStatuses: []corev1.ContainerStatus{{
+					Name: "app", Ready: true, Started: &yes, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: created}},
+					Image: "registry.example/shop/checkout:v1.2.3", ImageID: "registry.example/shop/checkout@sha256:" + strings.Repeat("0", 64), ContainerID: "containerd://" + strings.Repeat("1", 64),
+				}},
+			}
+			for _, c := range []corev1.PodConditionType{"PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"} {
+				status.Conditions = append(status.Conditions, corev1.PodCondition{Type: c, Status: corev1.ConditionTrue, LastTransitionTime: created})
+			}
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "prod", Name: fmt.Sprintf("%s-%05d", owner, i), UID: types.UID(fmt.Sprintf("3b241101-0000-4000-8000-%012d", i)),
+					CreationTimestamp: created,
+					Labels:            map[string]string{"app.kubernetes.io/name": "checkout", "pod-template-hash": "5d9f8c7b6d", "topology.kubernetes.io/zone": fmt.Sprintf("zone-%d", node%3)},
+					OwnerReferences: []metav1.OwnerReference{{
+						APIVersion: "apps/v1", Kind: "ReplicaSet", Name: owner, UID: types.UID(fmt.Sprintf("9d1f6c1e-0000-4000-8000-%012d", i/10)), Controller: &yes,
+					}},
+				},
+				Spec: corev1.PodSpec{
+					NodeName: fmt.Sprintf("node-%d", node), RestartPolicy: corev1.RestartPolicyAlways, TerminationGracePeriodSeconds: &grace,
+					DNSPolicy: corev1.DNSClusterFirst, ServiceAccountName: "checkout", SecurityContext: &corev1.PodSecurityContext{}, SchedulerName: "default-scheduler",
+					Volumes: []corev1.Volume{volume},
+					Containers: []corev1.Container{{
+						Name: "app", Image: "registry.example/shop/checkout:v1.2.3", Env: env,
+						Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080, Protocol: corev1.ProtocolTCP}},
+					}},
+				},
+				Status: status,
+			}
+			for _, manager := range []string{"kube-controller-manager", "kubelet", "kube-scheduler"} {
+				pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{
+					Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created,
+					FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: fields},
+				})
+			}
+			if !yield(pod) {
+				return
+			}
+		}
+	}
+}
+
+// awaitPods waits until a watch-list has n pods.
+func awaitPods(ctx context.Context, config *rest.Config, n int) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	for {
+		_, _, err := rawList(ctx, config, n)
+		if err == nil || !errors.Is(err, errCount) {
+			return err
+		}
+	}
+}
+
+var errCount = errors.New("another number of pods than was written")
+
+// rawList streams all pods and looks at nothing but where each event ends: what
+// the API server alone needs. It returns the time and the bytes.
+func rawList(ctx context.Context, config *rest.Config, n int) (time.Duration, int, error) {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	url := config.Host + "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	req.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
+	resp, err := client.Do(req)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return 0, 0, errors.New(resp.Status)
+	}
+	var frame []byte
+	pods, size := 0, 0
+	for {
+		var head [4]byte
+		if _, err := io.ReadFull(resp.Body, head[:]); err != nil {
+			return 0, 0, err
+		}
+		length := binary.BigEndian.Uint32(head[:])
+		if length > 16<<20 {
+			return 0, 0, fmt.Errorf("an event of %d bytes", length)
+		}
+		if cap(frame) < int(length) {
+			frame = make([]byte, length)
+		}
+		frame = frame[:length]
+		if _, err := io.ReadFull(resp.Body, frame); err != nil {
+			return 0, 0, err
+		}
+		size += len(frame)
+		if bytes.HasPrefix(frame, []byte("\x0a\x08BOOKMARK")) {
+			break
+		}
+		pods++
+	}
+	if pods != n {
+		return 0, 0, fmt.Errorf("%w: %d", errCount, pods)
+	}
+	return time.Since(began), size, nil
+}
