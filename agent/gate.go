@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -41,6 +42,9 @@ func (a *Agent) openGate(ctx context.Context) error {
 	a.feed.flush()
 	a.server.OpenGate()
 	a.gate.open.Store(true)
+	// The first list took much more memory than what is kept of it. Nothing
+	// grows from here on, so the runtime would give it back late.
+	defer debug.FreeOSMemory()
 	if err != nil {
 		a.log.Warn("gate open, though not every owner was asked what it serves", "after", time.Since(begun).Round(time.Millisecond), "missing", a.missing())
 	} else {

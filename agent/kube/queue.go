@@ -45,6 +45,7 @@ type queue struct {
 	// mu guards what follows. Store.mu may be taken under it.
 	mu       sync.Mutex
 	pending  map[name]change
+	grown    bool   // pending held a whole list
 	order    []name // of pending, by the first change not applied yet
 	inFlight *name  // taken and not finished
 	put      uint64 // names ever put into order
@@ -93,6 +94,7 @@ func (q *queue) replace(objects []object, held func() []name, listed func(name) 
 	for _, o := range objects {
 		there[o.key()] = struct{}{}
 	}
+	q.grown = true
 	end := func(key name) {
 		if _, ok := there[key]; !ok && listed(key) {
 			q.set(key, change{})
@@ -143,6 +145,9 @@ func (q *queue) take(ctx context.Context) (name, change, bool) {
 			return key, c, true
 		}
 		q.order = nil
+		if q.grown { // a map keeps the room that it once needed
+			q.pending, q.grown = map[name]change{}, false
+		}
 		q.mu.Unlock()
 		select {
 		case <-q.wake:

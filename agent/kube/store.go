@@ -159,14 +159,19 @@ func (s *Store) SetNamespace(namespace string, optedOut bool) {
 }
 
 // inNamespace reads everything: namespaces change rarely, and an index would
-// cost every pod.
+// cost every pod. It needs writing, and lets go of mu as names does.
 func (s *Store) inNamespace(namespace string) []*Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var rs []*Record
+	seen := 0
 	for _, r := range s.pods {
 		if r.Namespace == namespace {
 			rs = append(rs, r)
+		}
+		if seen++; seen%portion == 0 {
+			s.mu.RUnlock()
+			s.mu.RLock()
 		}
 	}
 	return rs
@@ -248,15 +253,24 @@ func (s *Store) Len() int {
 	return len(s.pods)
 }
 
+// names returns the name of every pod that was there all the while. It lets
+// go of the lock now and then: where a writer waits for one long look at
+// everything, all readers wait behind it.
 func (s *Store) names() []name {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	names := make([]name, 0, len(s.pods))
 	for n := range s.pods {
-		names = append(names, n)
+		if names = append(names, n); len(names)%portion == 0 {
+			s.mu.RUnlock()
+			s.mu.RLock()
+		}
 	}
 	return names
 }
+
+// portion is how many pods are looked at in one hold of Store.mu.
+const portion = 1024
 
 func (s *Store) namespacesOptedOut() []string {
 	s.mu.RLock()

@@ -3,11 +3,15 @@ package main
 import (
 	"cmp"
 	"os"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/fingerpost/fingerpost/agent"
 )
+
+// gcPercent is what GOGC is where the environment does not set it.
+const gcPercent = 40
 
 var limitFlags = []string{"collect-limit", "peer-fetch-limit", "transcode-limit", "work-limit"}
 
@@ -29,6 +33,11 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 				if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
 					return usageError("--%s \"\" is not a positive integer", name)
 				}
+			}
+			if os.Getenv("GOGC") == "" {
+				// There is one agent for each node: its memory costs more
+				// than the time that its collector takes.
+				debug.SetGCPercent(gcPercent)
 			}
 			c.NodeName = cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
 			c.Version = buildVersion()

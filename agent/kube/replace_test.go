@@ -1,0 +1,171 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// manyRecords returns records as a watch makes them: typicalPod, decoded.
+func manyRecords(tb testing.TB, n int) []object {
+	tb.Helper()
+	objects := make([]object, n)
+	for i := range objects {
+		raw, err := typicalPod(i).Marshal()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		p, err := decodePod(raw)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		objects[i] = p.record
+	}
+	return objects
+}
+
+func TestUpdateThatChangesNothingCostsNothing(t *testing.T) {
+	dir := nodecache.New(nodecache.Options{})
+	store := NewStore(dir, nil)
+	objects := manyRecords(t, 100)
+	for _, o := range objects {
+		store.Upsert(o.(*Record))
+	}
+	sub := dir.Subscribe()
+	defer sub.Close()
+	sub.Poll() // everything, at first
+	again := manyRecords(t, 100)
+	i := 0
+	if n := testing.AllocsPerRun(100, func() { store.Upsert(again[i%100].(*Record)); i++ }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if keys := sub.Poll(); len(keys) != 0 {
+		t.Errorf("told of %v", keys)
+	}
+}
+
+func TestQueueKeepsNoRoomForAList(t *testing.T) {
+	x := newBench()
+	var list []any
+	for i := range 100 {
+		list = append(list, slimOf(typicalPod(i)))
+	}
+	if err := x.Replace(list, ""); err != nil {
+		t.Fatal(err)
+	}
+	x.apply(t, 1000)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, _, _ = x.c.queue.take(ctx)
+	if n := x.c.queue.len(); n != 0 || len(x.uids()) != 100 {
+		t.Errorf("%d wait, %d in the directory", n, len(x.uids()))
+	}
+}
+
+// BenchmarkReplace50k relists 50,000 pods, half of them changed, beside a
+// reader that never rests: its longest wait is that of the lock, the scheduler
+// and the collector together.
+func BenchmarkReplace50k(b *testing.B) {
+	const n = 50_000
+	x := newBench()
+	objects := manyRecords(b, n)
+	x.c.queue.replace(objects, x.c.store.names, func(name) bool { return true })
+	drain := func() {
+		for x.c.queue.len() > 0 {
+			key, ch, _ := x.c.queue.take(b.Context())
+			x.c.applyChange(key, ch)
+			x.c.queue.finish()
+		}
+	}
+	drain()
+	owner, addr := objects[n/2].(*Record).Owner, objects[n/2].(*Record).Addr
+	var waits []time.Duration
+	state := nodecache.Draining
+	for b.Loop() {
+		b.StopTimer()
+		again := manyRecords(b, n)
+		for i := 0; i < n; i += 2 {
+			again[i].(*Record).State = state
+		}
+		state ^= nodecache.Draining ^ nodecache.Serving
+		runtime.GC()
+		b.StartTimer()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			x.c.queue.replace(again, x.c.store.names, func(name) bool { return true })
+			drain()
+		}()
+		for reading := true; reading; {
+			select {
+			case <-done:
+				reading = false
+			default:
+				began := time.Now()
+				x.dir.Owner(owner)
+				x.c.store.At(addr)
+				waits = append(waits, time.Since(began))
+			}
+		}
+	}
+	slices.Sort(waits)
+	b.ReportMetric(float64(waits[len(waits)-1].Microseconds())/1000, "ms-longest-read")
+	b.ReportMetric(float64(waits[len(waits)*9999/10000].Microseconds())/1000, "ms-p99.99-read")
+}
+
+func heapInUse() uint64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// BenchmarkMemory50k is what the store, the directory and their indexes hold,
+// beside what an informer would hold of the same pods.
+func BenchmarkMemory50k(b *testing.B) {
+	const n = 50_000
+	for b.Loop() {
+		before := heapInUse()
+		store := NewStore(nodecache.New(nodecache.Options{}), nil)
+		for i := range n {
+			raw, err := typicalPod(i).Marshal()
+			if err != nil {
+				b.Fatal(err)
+			}
+			p, err := decodePod(raw)
+			if err != nil {
+				b.Fatal(err)
+			}
+			store.Upsert(p.record)
+		}
+		after := heapInUse()
+		b.ReportMetric(float64(after-before)/(1<<20), "MiB")
+		b.ReportMetric(float64(after-before)/n, "B/pod")
+		runtime.KeepAlive(store)
+
+		before = heapInUse()
+		full := map[string]*corev1.Pod{}
+		for i := range n / 10 {
+			raw, err := typicalPod(i).Marshal()
+			if err != nil {
+				b.Fatal(err)
+			}
+			p := &corev1.Pod{}
+			if err := p.Unmarshal(raw); err != nil {
+				b.Fatal(err)
+			}
+			full[fmt.Sprintf("prod/%s", p.Name)] = p
+		}
+		b.ReportMetric(float64(heapInUse()-before)/(n/10), "informer-B/pod")
+		runtime.KeepAlive(full)
+	}
+	b.ReportMetric(0, "ns/op")
+}
