@@ -5,9 +5,10 @@
 //	                                                ├─▶ Store ─▶ nodecache.Directory
 //	file ──────read───▶ File ───────── diff ────────┘
 //
-// A v1.Pod lives as long as it takes to convert it. What is kept is a
-// [Record], a few hundred bytes: the directory's pod and what explain wants to
-// know beside it. The [Store] holds a record for every pod, also of those that
+// A pod is read where it lies on the wire, field by field that is needed; one
+// that comes as JSON is a v1.Pod for as long as it takes to convert it. What is
+// kept is a [Record], a few hundred bytes: the directory's pod and what explain
+// wants to know beside it. The [Store] holds a record for every pod, also of those that
 // get no calls, indexed by the fields that others ask for, and is alone in
 // telling the directory.
 package kube
