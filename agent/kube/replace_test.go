@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 )
@@ -71,46 +72,71 @@ func TestQueueKeepsNoRoomForAList(t *testing.T) {
 
 // BenchmarkReplace50k relists 50,000 pods, half of them changed, beside a
 // reader that never rests: its longest wait is that of the lock, the scheduler
-// and the collector together.
+// and the collector together. "busy" is the same reader beside one who computes
+// without any lock, "indexer" beside the store of a stock informer.
 func BenchmarkReplace50k(b *testing.B) {
 	const n = 50_000
-	x := newBench()
-	objects := manyRecords(b, n)
-	x.c.queue.replace(objects, x.c.store.names, func(name) bool { return true })
-	drain := func() {
-		for x.c.queue.len() > 0 {
-			key, ch, _ := x.c.queue.take(b.Context())
-			x.c.applyChange(key, ch)
-			x.c.queue.finish()
+	b.Run("store", func(b *testing.B) {
+		x := newBench()
+		objects := manyRecords(b, n)
+		relist := func() {
+			x.c.queue.replace(objects, x.c.store.names, func(name) bool { return true })
+			for x.c.queue.len() > 0 {
+				key, ch, _ := x.c.queue.take(b.Context())
+				x.c.applyChange(key, ch)
+				x.c.queue.finish()
+			}
 		}
-	}
-	drain()
-	owner, addr := objects[n/2].(*Record).Owner, objects[n/2].(*Record).Addr
+		relist()
+		owner, addr := objects[n/2].(*Record).Owner, objects[n/2].(*Record).Addr
+		state := nodecache.Draining
+		longestRead(b, func() {
+			objects = manyRecords(b, n)
+			for i := 0; i < n; i += 2 {
+				objects[i].(*Record).State = state
+			}
+			state ^= nodecache.Draining ^ nodecache.Serving
+		}, relist, func() { x.dir.Owner(owner); x.c.store.At(addr) })
+	})
+	b.Run("busy", func(b *testing.B) {
+		longestRead(b, func() {}, func() {
+			for began := time.Now(); time.Since(began) < time.Second/2; {
+				runtime.Gosched()
+			}
+		}, func() {})
+	})
+	b.Run("indexer", func(b *testing.B) {
+		store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		var pods []any
+		longestRead(b, func() {
+			pods = pods[:0]
+			for i := range n {
+				pods = append(pods, servingPod(fmt.Sprintf("a-%d", i), "u", "192.0.2.1"))
+			}
+		}, func() {
+			if err := store.Replace(pods, ""); err != nil {
+				b.Error(err)
+			}
+		}, func() { _, _, _ = store.GetByKey("prod/a-7") })
+	})
+}
+
+func longestRead(b *testing.B, prepare, write, read func()) {
 	var waits []time.Duration
-	state := nodecache.Draining
 	for b.Loop() {
 		b.StopTimer()
-		again := manyRecords(b, n)
-		for i := 0; i < n; i += 2 {
-			again[i].(*Record).State = state
-		}
-		state ^= nodecache.Draining ^ nodecache.Serving
+		prepare()
 		runtime.GC()
 		b.StartTimer()
 		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			x.c.queue.replace(again, x.c.store.names, func(name) bool { return true })
-			drain()
-		}()
+		go func() { defer close(done); write() }()
 		for reading := true; reading; {
 			select {
 			case <-done:
 				reading = false
 			default:
 				began := time.Now()
-				x.dir.Owner(owner)
-				x.c.store.At(addr)
+				read()
 				waits = append(waits, time.Since(began))
 			}
 		}
