@@ -31,13 +31,13 @@ type slimPodList struct {
 // DeepCopyObject implements runtime.Object. A record is immutable and shared.
 func (p *slimPod) DeepCopyObject() runtime.Object {
 	q := *p
-	p.ObjectMeta.DeepCopyInto(&q.ObjectMeta)
+	p.DeepCopyInto(&q.ObjectMeta)
 	return &q
 }
 
 // DeepCopyObject implements runtime.Object.
 func (l *slimPodList) DeepCopyObject() runtime.Object {
-	m := &slimPodList{TypeMeta: l.TypeMeta, ListMeta: *l.ListMeta.DeepCopy()}
+	m := &slimPodList{TypeMeta: l.TypeMeta, ListMeta: *l.DeepCopy()}
 	for _, p := range l.Items {
 		m.Items = append(m.Items, p.DeepCopyObject().(*slimPod))
 	}
@@ -81,7 +81,7 @@ func decodePodList(b []byte) (*slimPodList, error) {
 	err := walk(b, func(field, _ uint64, value []byte) error {
 		switch field {
 		case 1<<3 | message:
-			return l.ListMeta.Unmarshal(value)
+			return l.Unmarshal(value)
 		case 2<<3 | message:
 			p, err := decodePod(value)
 			l.Items = append(l.Items, p)

@@ -271,7 +271,7 @@ func typicalPod(i int) *corev1.Pod {
 	for j := range 3 {
 		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{
 			Manager: "kubelet", Operation: "Update", FieldsType: "FieldsV1",
-			FieldsV1: &metav1.FieldsV1{Raw: []byte("{" + strings.Repeat(`"f:x":{},`, 100+j) + `"f:y":{}}`)},
+			FieldsV1: metav1.NewFieldsV1("{" + strings.Repeat(`"f:x":{},`, 100+j) + `"f:y":{}}`),
 		})
 	}
 	return pod

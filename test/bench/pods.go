@@ -170,7 +170,7 @@ func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
 			for _, manager := range []string{"kube-controller-manager", "kubelet", "kube-scheduler"} {
 				pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{
 					Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created,
-					FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: fields},
+					FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(string(fields)),
 				})
 			}
 			if !yield(pod) {
