@@ -81,7 +81,7 @@ func decodePodList(b []byte) (*slimPodList, error) {
 	err := walk(b, func(field, _ uint64, value []byte) error {
 		switch field {
 		case 1<<3 | message:
-			return l.Unmarshal(value)
+			return l.ListMeta.Unmarshal(value)
 		case 2<<3 | message:
 			p, err := decodePod(value)
 			l.Items = append(l.Items, p)
