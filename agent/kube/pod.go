@@ -122,7 +122,7 @@ func (r *Record) inNamespace(off bool) *Record {
 }
 
 func (r *Record) equal(o *Record) bool {
-	return r.Pod.Equal(o.Pod) && slices.Equal(r.Notes, o.Notes)
+	return r.Equal(o.Pod) && slices.Equal(r.Notes, o.Notes)
 }
 
 // share makes the record, which nobody else has seen yet, use the lists of
