@@ -82,10 +82,14 @@ func (s PodState) String() string {
 // one is ever dialled.
 type Hint struct {
 	Port uint16
-	// Why names the sign, for explanations: "annotation", "port name",
-	// "appProtocol", "grpc probe".
+	// Why names the sign, for explanations: [WhyAnnotation], "port name",
+	// "grpc probe", "appProtocol of Service web".
 	Why string
 }
+
+// WhyAnnotation is the Why of a port that the pod names outright. Of several
+// ports that serve the same, calls go to such a one.
+const WhyAnnotation = "annotation"
 
 // Declared says, on the pod's own word, which services a port serves. No dial
 // is made for such a port.
@@ -168,27 +172,6 @@ func comparePods(a, b *Pod) int {
 	)
 }
 
-// DialPorts returns the hinted ports that may be dialled to learn what the pod
-// serves: not declared, not opted out, and of a hostNetwork pod only where it
-// opted in.
-func (p *Pod) DialPorts() []uint16 {
-	if p.shy() {
-		return nil
-	}
-	var ports []uint16
-	for _, h := range p.Hints {
-		if !p.declares(h.Port) {
-			ports = append(ports, h.Port)
-		}
-	}
-	return ports
-}
-
-// dials tells whether DialPorts has a port.
-func (p *Pod) dials() bool {
-	return !p.shy() && slices.ContainsFunc(p.Hints, func(h Hint) bool { return !p.declares(h.Port) })
-}
-
 // shy pods are not asked on any port.
 func (p *Pod) shy() bool { return p.CollectOff || p.HostNetwork && !p.CollectOn }
 
@@ -199,16 +182,4 @@ func (p *Pod) declares(port uint16) bool {
 		}
 	}
 	return false
-}
-
-// whyNoDial says in one phrase why DialPorts is empty.
-func (p *Pod) whyNoDial() string {
-	switch {
-	case p.CollectOff:
-		return "collect is turned off by annotation"
-	case len(p.Hints) == 0:
-		return "no port has a gRPC hint"
-	default:
-		return "hostNetwork pods are not asked unless they opt in"
-	}
 }
