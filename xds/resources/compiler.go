@@ -241,7 +241,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 				func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
 		}
 	}
-	provider, _ := s.split()
+	provider, _ := s.split(id.name)
 	s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope},
 		func() proto.Message { return assignment(name, endpoints(id.name, provider)) }, s.cla, u)
 }

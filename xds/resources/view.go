@@ -17,6 +17,9 @@ type ServiceView struct {
 	// the same name and get no calls by it.
 	Claimants []string       `json:"claimants"`
 	Endpoints []EndpointView `json:"endpoints"`
+	// Order names the workloads that implement the service in the order in
+	// which one of them is the provider, with what gives each its place.
+	Order []string `json:"-"`
 }
 
 // EndpointView is one endpoint of a [ServiceView].
@@ -47,11 +50,14 @@ func (c *Compiler) Services() []ServiceView {
 }
 
 func (s *service) view(id serviceID) ServiceView {
-	provider, claimants := s.split()
+	provider, claimants := s.split(id.name)
 	v := ServiceView{
 		Name: id.name, Namespace: id.namespace,
 		Owners: keysOf(speaking(provider)), Claimants: keysOf(withPods(claimants)),
 		Endpoints: []EndpointView{},
+	}
+	for _, c := range s.claims(id.name) {
+		v.Order = append(v.Order, c.String())
 	}
 	for _, e := range endpoints(id.name, provider) {
 		v.Endpoints = append(v.Endpoints, EndpointView{
@@ -94,6 +100,6 @@ func (c *Compiler) Providers(namespace, service string) []*nodecache.Owner {
 	if s == nil {
 		return nil
 	}
-	provider, _ := s.split()
+	provider, _ := s.split(service)
 	return speaking(provider)
 }
