@@ -21,6 +21,9 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	}
 	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
+	if r.Unready {
+		e.fact("ready", "no; it serves all the same, since every Service in front of it publishes pods that are not ready")
+	}
 	e.fact("address", "%s on node %q", r.Addr, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
 	m, ok := a.dir.Member(r.UID)

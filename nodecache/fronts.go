@@ -332,6 +332,16 @@ func (s *Slice) pods() map[string]struct{} {
 	return set
 }
 
+// Published tells whether the pod, which need not be in the directory, stands
+// behind Services of which all publish pods that are not Ready. One Service
+// that does not is one that promises its callers more.
+func (d *Directory) Published(uid string) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	behind := d.fronts.behind[uid]
+	return len(behind) > 0 && !slices.ContainsFunc(behind, func(st *Standing) bool { return !st.NotReady })
+}
+
 // Front returns the view of the Service, nil if there is none.
 func (d *Directory) Front(name Name) *FrontView {
 	d.mu.RLock()

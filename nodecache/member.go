@@ -63,6 +63,8 @@ func (m Member) whyNoDial() string {
 		return "collect is turned off by annotation"
 	case len(m.AllHints()) == 0:
 		return "no port has a gRPC hint"
+	case m.Unready:
+		return "pods that are not ready are not asked"
 	default:
 		return "hostNetwork pods are not asked unless they opt in"
 	}

@@ -132,6 +132,9 @@ type Pod struct {
 	// CollectOff is set where the pod or its namespace opted out of being
 	// asked; CollectOn where a hostNetwork pod opted in.
 	CollectOff, CollectOn bool
+	// Unready is set of a pod that is not Ready and Serving all the same: every
+	// Service in front of it publishes such pods. It is not asked.
+	Unready bool
 }
 
 // String is namespace/name.
@@ -155,6 +158,7 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.HostNetwork == q.HostNetwork &&
 			p.CollectOff == q.CollectOff &&
 			p.CollectOn == q.CollectOn &&
+			p.Unready == q.Unready &&
 			p.Created.Equal(q.Created) &&
 			slices.Equal(p.More, q.More) &&
 			slices.Equal(p.Hints, q.Hints) &&
@@ -173,7 +177,7 @@ func comparePods(a, b *Pod) int {
 }
 
 // shy pods are not asked on any port.
-func (p *Pod) shy() bool { return p.CollectOff || p.HostNetwork && !p.CollectOn }
+func (p *Pod) shy() bool { return p.CollectOff || p.Unready || p.HostNetwork && !p.CollectOn }
 
 func (p *Pod) declares(port uint16) bool {
 	for _, d := range p.Declared {

@@ -144,6 +144,7 @@ func (s *Store) UpsertService(f *nodecache.Front) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.dir.UpsertFront(f)
+	s.republish(f.Namespace)
 }
 
 // RemoveService forgets the Service of the name, if its UID is one of uids;
@@ -152,6 +153,7 @@ func (s *Store) RemoveService(namespace, service string, uids ...string) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.dir.RemoveFront(nodecache.Name{Namespace: namespace, Name: service}, uids...)
+	s.republish(namespace)
 }
 
 // UpsertSlice makes the directory hold the slice.
@@ -159,6 +161,7 @@ func (s *Store) UpsertSlice(r *nodecache.Slice) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.dir.UpsertSlice(r)
+	s.republish(r.Namespace)
 }
 
 // RemoveSlice forgets the slice of the name, if its UID is one of uids; with no
@@ -167,6 +170,44 @@ func (s *Store) RemoveSlice(namespace, slice string, uids ...string) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.dir.RemoveSlice(nodecache.Name{Namespace: namespace, Name: slice}, uids...)
+	s.republish(namespace)
+}
+
+// published needs writing. It returns the record as it is behind the Services
+// of the moment: one that is not Ready serves where all of them publish it.
+func (s *Store) published(r *Record) *Record {
+	if !r.Unready && (r.State != nodecache.Absent || r.Reason != ReasonNotReady) {
+		delete(s.unready, r.UID)
+		return r
+	}
+	s.unready[r.UID] = r.key()
+	yes := s.dir.Published(r.UID)
+	if yes == r.Unready {
+		return r
+	}
+	pod, record := *r.Pod, *r
+	pod.Unready, pod.State, pod.Reason = yes, nodecache.Absent, ReasonNotReady
+	if yes {
+		pod.State, pod.Reason = nodecache.Serving, ""
+	}
+	record.Pod = &pod
+	return &record
+}
+
+// republish needs writing. It goes over the pods of the namespace that are not
+// Ready: mostly there are few.
+func (s *Store) republish(namespace string) {
+	for uid, key := range s.unready {
+		if key.namespace != namespace {
+			continue
+		}
+		s.mu.RLock()
+		r := s.pods[key]
+		s.mu.RUnlock()
+		if r != nil && r.UID == uid && s.dir.Published(uid) != r.Unready {
+			s.upsert(r)
+		}
+	}
 }
 
 func (s *Store) serviceNames() []name { return plain(s.dir.FrontNames()) }

@@ -258,3 +258,66 @@ func TestServicesThatMayNotBeReadDoNotStopThePods(t *testing.T) {
 	waitSynced(t, x.src)
 	x.waitError(t, "services: ")
 }
+
+// A pod that is not Ready serves where each Service in front of it says so,
+// whatever came first.
+func TestPublishedPodServesThoughItIsNotReady(t *testing.T) {
+	dir := nodecache.New(nodecache.Options{})
+	store := kube.NewStore(dir, nil)
+	front := func(name string, publishes bool) *nodecache.Front {
+		return &nodecache.Front{UID: name, Namespace: "prod", Name: name, NotReady: publishes}
+	}
+	slice := func(service string, pods ...string) *nodecache.Slice {
+		return kube.ConvertSlice(endpointSlice(service+"-1", service, pods...))
+	}
+	pod := func(ready bool) *kube.Record {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "a", UID: "a"}}
+		p.Status.PodIP = "192.0.2.1"
+		if ready {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+		}
+		return kube.Convert(p)
+	}
+	is := func(when, want string) {
+		t.Helper()
+		got := "absent"
+		if p := dir.Pod("a"); p != nil {
+			got = fmt.Sprint(p.State, " ", map[bool]string{true: "unready", false: "ready"}[p.Unready])
+		}
+		if got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+		if r := store.Pod("prod", "a"); (r.State == nodecache.Absent) != (want == "absent") {
+			t.Errorf("%s: the record is %s", when, r.State)
+		}
+	}
+	store.Upsert(pod(false))
+	store.UpsertSlice(slice("peers", "a"))
+	is("no Service", "absent")
+	store.UpsertService(front("peers", true))
+	is("published", "serving unready")
+	m, _ := dir.Member("a")
+	if ports := m.DialPorts(); len(ports) != 0 {
+		t.Errorf("a pod that is not ready would be asked at %v", ports)
+	}
+	store.Upsert(pod(true))
+	is("ready", "serving ready")
+	store.Upsert(pod(false))
+	is("not ready again", "serving unready")
+	store.UpsertService(front("web", false))
+	store.UpsertSlice(slice("web", "a"))
+	is("behind one that does not publish", "absent")
+	store.RemoveSlice("prod", "web-1")
+	is("without it", "serving unready")
+	store.UpsertService(front("peers", false))
+	is("no longer published", "absent")
+	store.UpsertService(front("peers", true))
+	store.RemoveSlice("prod", "peers-1")
+	is("out of the slice", "absent")
+	store.UpsertSlice(slice("peers", "a"))
+	is("back in it", "serving unready")
+	store.Remove("prod", "a", "a")
+	if p := dir.Pod("a"); p != nil {
+		t.Errorf("removed, and %s", p.State)
+	}
+}
