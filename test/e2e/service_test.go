@@ -60,12 +60,14 @@ func service(name string, minute int, portName string, pods ...*corev1.Pod) []an
 
 // provider says who provides a service, as the pods of the endpoints, and how
 // many claim it.
-func (a *agentProcess) provider(service string) string {
+func (a *agentProcess) provider(service string) string { return a.providerIn("prod", service) }
+
+func (a *agentProcess) providerIn(ns, service string) string {
 	for _, s := range a.services() {
-		if s.Name == service && s.Namespace == "prod" {
+		if s.Name == service && s.Namespace == ns {
 			var pods []string
 			for _, e := range s.Endpoints {
-				pods = append(pods, strings.TrimPrefix(e.Pod, "prod/"))
+				pods = append(pods, strings.TrimPrefix(e.Pod, ns+"/"))
 			}
 			slices.Sort(pods)
 			return fmt.Sprintf("%s, %d claimants", strings.Join(pods, " "), len(s.Claimants))
@@ -76,8 +78,13 @@ func (a *agentProcess) provider(service string) string {
 
 func (a *agentProcess) provided(service, want string) {
 	a.t.Helper()
+	a.providedIn("prod", service, want)
+}
+
+func (a *agentProcess) providedIn(ns, service, want string) {
+	a.t.Helper()
 	harness.Eventually(a.t, soon, func() error {
-		if got := a.provider(service); got != want {
+		if got := a.providerIn(ns, service); got != want {
 			return fmt.Errorf("%s is provided by %s, want %s", service, got, want)
 		}
 		return nil
@@ -197,6 +204,60 @@ func TestServicePortIsAHint(t *testing.T) {
 	w.more = append(w.more, service("late", 2, "grpc", none)...)
 	w.write()
 	a.provided("shop.None", "none-1-a, 0 claimants")
+}
+
+// A real API server takes no loopback addresses into slices: these pods declare
+// what they serve.
+func TestServicesOfTheAPIServerDecideWhoProvides(t *testing.T) {
+	c := newCluster(t)
+	declare := func(id, addr string) *corev1.Pod {
+		p := newPod(id, "", 50051)
+		p.Annotations = map[string]string{"fingerpost.dev/services": "50051=shop.Web"}
+		return c.create(p, addr)
+	}
+	front := func(objects []any) {
+		t.Helper()
+		for _, o := range objects {
+			var err error
+			switch o := o.(type) {
+			case *corev1.Service:
+				o.Namespace, o.Spec.ClusterIP = c.ns, ""
+				_, err = c.Client.CoreV1().Services(c.ns).Create(t.Context(), o, metav1.CreateOptions{})
+			case *discoveryv1.EndpointSlice:
+				o.Namespace = c.ns
+				_, err = c.Client.DiscoveryV1().EndpointSlices(c.ns).Create(t.Context(), o, metav1.CreateOptions{})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	alpha, zulu := declare("alpha-1-a", "192.0.2.1"), declare("zulu-1-a", "192.0.2.2")
+	front(service("alpha-of-zulu", 0, "api", zulu))
+	s := newSite(t)
+	a := s.start(t, c.args()...).ready()
+	// What was listed decides from the first answer on.
+	if got, want := a.providerIn(c.ns, "shop.Web"), "zulu-1-a, 1 claimants"; got != want {
+		t.Errorf("provided by %s, want %s", got, want)
+	}
+	// One created in the same second has the higher name.
+	front(service("zulu-of-alpha", 0, "api", alpha))
+	harness.Eventually(t, soon, func() error {
+		if got := a.must("explain", "pod", c.ns+"/alpha-1-a"); !strings.Contains(got, "stands behind "+c.ns+"/zulu-of-alpha, which leads to port 50051") {
+			return fmt.Errorf("explain pod:\n%s", got)
+		}
+		return nil
+	})
+	if got, want := a.providerIn(c.ns, "shop.Web"), "zulu-1-a, 1 claimants"; got != want {
+		t.Errorf("provided by %s, want %s", got, want)
+	}
+	if err := c.Client.CoreV1().Services(c.ns).Delete(t.Context(), "alpha-of-zulu", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	a.providedIn(c.ns, "shop.Web", "alpha-1-a, 1 claimants")
+	if st := a.status(); st.Source.Error != "" {
+		t.Errorf("status: %+v", st.Source)
+	}
 }
 
 func ptr[T any](v T) *T { return &v }
