@@ -139,6 +139,9 @@ func (a *Agent) explainService(name string) *Explanation {
 		for _, c := range s.Claimants {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
 		}
+		if len(s.Exported) > 0 {
+			e.fact(s.Namespace, "exported to the clients of %s", strings.Join(s.Exported, ", "))
+		}
 		if len(s.Claimants) > 0 {
 			for i, w := range s.Order {
 				e.fact(s.Namespace, "order %d: %s", i+1, w)

@@ -59,6 +59,7 @@ type learned struct {
 	workload Workload
 	last     *Info // info, with what the last pod declared
 	behind   []*Standing
+	export   []string
 	until    time.Time // zero while the owner has pods
 }
 
@@ -186,7 +187,7 @@ func (d *Directory) retain(p *Pod, behind []*Standing) {
 	}
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: p.Workload,
-		last: last, behind: behind, until: time.Now().Add(d.keep),
+		last: last, behind: behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
 }
 

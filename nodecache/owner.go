@@ -33,6 +33,9 @@ type Owner struct {
 	// Behind says behind which Services the pods stand, the oldest first: one
 	// entry for each. Where no pod stands anywhere, it is where they stood.
 	Behind []*Standing
+	// Export is what the pods say of it, without repetition and sorted; where
+	// there are none, what the last of them said. See [Pod.Export].
+	Export []string
 	// Routes is sorted by route UID, rule and match.
 	Routes []RouteEntry
 }

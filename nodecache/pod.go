@@ -121,6 +121,9 @@ type Pod struct {
 	More []netip.Addr
 	// Hints are sorted by port, one per port.
 	Hints []Hint
+	// Export names the namespaces whose callers may reach the pod's services by
+	// their names alone; "*" is all, "" none. Nil where the pod says nothing.
+	Export []string
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
 
@@ -162,6 +165,7 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.Created.Equal(q.Created) &&
 			slices.Equal(p.More, q.More) &&
 			slices.Equal(p.Hints, q.Hints) &&
+			slices.Equal(p.Export, q.Export) &&
 			slices.EqualFunc(p.Declared, q.Declared, func(a, b Declared) bool {
 				return a.Port == b.Port && slices.Equal(a.Services, b.Services)
 			})

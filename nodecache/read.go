@@ -145,7 +145,7 @@ func (d *Directory) view(key OwnerKey) *Owner {
 		d.fill(o, rec)
 	case l != nil:
 		o.Info, o.Name, o.Workload = l.last, l.name, l.workload
-		o.Behind = d.fronts.recall(l.behind)
+		o.Behind, o.Export = d.fronts.recall(l.behind), l.export
 		o.setKnowledge(knowledgeOf(l.last))
 	}
 	return o
@@ -165,6 +165,7 @@ func (d *Directory) fill(o *Owner, rec *record) {
 			}
 		}
 	}
+	o.Export = exports(rec.pods)
 	if len(behind) > 0 {
 		o.Behind = union(behind)
 	} else {
@@ -174,6 +175,22 @@ func (d *Directory) fill(o *Owner, rec *record) {
 	if o.Knowledge == Failed {
 		o.Reason, o.NextTry, o.Hung = rec.reason, rec.next, rec.hung
 	}
+}
+
+// exports is what the pods say together; mostly all say the same.
+func exports(pods []*Pod) []string {
+	all := pods[0].Export
+	for _, p := range pods[1:] {
+		for _, ns := range p.Export {
+			if !slices.Contains(all, ns) {
+				all = append(slices.Clip(all), ns)
+			}
+		}
+	}
+	if len(all) > len(pods[0].Export) {
+		slices.Sort(all)
+	}
+	return all
 }
 
 // keysLocked needs mu, for reading at least.

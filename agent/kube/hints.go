@@ -9,6 +9,7 @@ import (
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 )
@@ -162,6 +163,32 @@ func validService(name string) bool {
 		}
 	}
 	return true
+}
+
+// exports reads to whom the pod's services are exported: sorted, "*" alone if it
+// is there. One empty entry is nobody.
+func (r *Record) exports(annotations map[string]string) []string {
+	value, ok := annotations[ExportAnnotation]
+	if !ok {
+		return nil
+	}
+	var to []string
+	for ns := range strings.SplitSeq(value, ",") {
+		switch ns = strings.TrimSpace(ns); {
+		case ns == "*":
+			return []string{"*"}
+		case ns == "":
+		case len(validation.IsDNS1123Label(ns)) > 0:
+			r.note(ExportAnnotation, value, "%q is not a namespace", ns)
+		default:
+			to = append(to, unique.Make(ns).Value())
+		}
+	}
+	if to == nil {
+		return []string{""}
+	}
+	slices.Sort(to)
+	return slices.Compact(to)
 }
 
 // collect reads what the pod says of being asked.

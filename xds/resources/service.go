@@ -29,7 +29,10 @@ func unservable(name string) bool {
 
 // service is a name that some owner serves, or served while it had pods.
 type service struct {
-	owners map[nodecache.OwnerKey]*nodecache.Owner
+	owners map[nodecache.OwnerKey]*nodecache.Owner // of its own namespace
+	// from is what it was compiled from: owners, or where there are none those
+	// that export it.
+	from map[nodecache.OwnerKey]*nodecache.Owner
 	// What is published, nil where nothing is.
 	cluster, cla, api *xds.Resource
 }
@@ -74,7 +77,7 @@ type claim struct {
 func (s *service) claims(name string) []*claim {
 	by := map[nodecache.Workload]*claim{}
 	var claims []*claim
-	for _, o := range s.owners {
+	for _, o := range s.from {
 		c := by[o.Workload]
 		if c == nil {
 			c = &claim{}

@@ -20,6 +20,9 @@ type ServiceView struct {
 	// Order names the workloads that implement the service in the order in
 	// which one of them is the provider, with what gives each its place.
 	Order []string `json:"-"`
+	// Exported names the namespaces of clients that reach the service here,
+	// since they have none of their own. Sorted.
+	Exported []string `json:"-"`
 }
 
 // EndpointView is one endpoint of a [ServiceView].
@@ -41,7 +44,9 @@ func (c *Compiler) Services() []ServiceView {
 	defer c.mu.RUnlock()
 	views := make([]ServiceView, 0, len(c.services))
 	for id, s := range c.services {
-		views = append(views, s.view(id))
+		if len(s.owners) > 0 {
+			views = append(views, c.exported(id, s))
+		}
 	}
 	slices.SortFunc(views, func(a, b ServiceView) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -64,6 +69,22 @@ func (s *service) view(id serviceID) ServiceView {
 			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.pod.State.String(),
 		})
 	}
+	return v
+}
+
+// exported needs mu, for reading at least.
+func (c *Compiler) exported(id serviceID, s *service) ServiceView {
+	v := s.view(id)
+	for ns := range c.routes {
+		o := c.services[serviceID{ns, id.name}]
+		if o == nil || len(o.owners) > 0 {
+			continue
+		}
+		if provider, _ := o.split(id.name); provider[0].Workload.Namespace == id.namespace {
+			v.Exported = append(v.Exported, ns)
+		}
+	}
+	slices.Sort(v.Exported)
 	return v
 }
 
