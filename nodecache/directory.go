@@ -59,7 +59,7 @@ type learned struct {
 	workload Workload
 	last     *Info // info, with what the last pod declared
 	behind   []*Standing
-	export   []string
+	export   string
 	until    time.Time // zero while the owner has pods
 }
 

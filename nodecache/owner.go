@@ -33,8 +33,8 @@ type Owner struct {
 	// Behind says behind which Services the pods stand, the oldest first: one
 	// entry for each. Where no pod stands anywhere, it is where they stood.
 	Behind []*Standing
-	// Export is what the pods say of it, without repetition and sorted; where
-	// there are none, what the last of them said. See [Pod.Export].
+	// Export holds what the pods say together of [Pod.Export], sorted; where
+	// there are none, what the last of them said. Nil where none says anything.
 	Export []string
 	// Routes is sorted by route UID, rule and match.
 	Routes []RouteEntry

@@ -98,6 +98,12 @@ type Declared struct {
 	Services []string
 }
 
+// To whom a pod exports, where it is not a list of namespaces.
+const (
+	ExportAll  = "*"
+	ExportNone = "-" // no name of a namespace
+)
+
 // Pod is one pod as the agent remembers it. A Pod is immutable once it was
 // given to a [Directory]; strings that repeat over pods should be interned.
 type Pod struct {
@@ -122,8 +128,10 @@ type Pod struct {
 	// Hints are sorted by port, one per port.
 	Hints []Hint
 	// Export names the namespaces whose callers may reach the pod's services by
-	// their names alone; "*" is all, "" none. Nil where the pod says nothing.
-	Export []string
+	// their names alone, sorted and with commas between; [ExportAll] or
+	// [ExportNone]; empty where the pod says nothing. Not a list: there are many
+	// pods.
+	Export string
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
 
@@ -165,7 +173,7 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.Created.Equal(q.Created) &&
 			slices.Equal(p.More, q.More) &&
 			slices.Equal(p.Hints, q.Hints) &&
-			slices.Equal(p.Export, q.Export) &&
+			p.Export == q.Export &&
 			slices.EqualFunc(p.Declared, q.Declared, func(a, b Declared) bool {
 				return a.Port == b.Port && slices.Equal(a.Services, b.Services)
 			})

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Owner returns the view of an owner that has pods, or of which something is
@@ -145,7 +146,7 @@ func (d *Directory) view(key OwnerKey) *Owner {
 		d.fill(o, rec)
 	case l != nil:
 		o.Info, o.Name, o.Workload = l.last, l.name, l.workload
-		o.Behind, o.Export = d.fronts.recall(l.behind), l.export
+		o.Behind, o.Export = d.fronts.recall(l.behind), exportList(l.export)
 		o.setKnowledge(knowledgeOf(l.last))
 	}
 	return o
@@ -179,18 +180,22 @@ func (d *Directory) fill(o *Owner, rec *record) {
 
 // exports is what the pods say together; mostly all say the same.
 func exports(pods []*Pod) []string {
-	all := pods[0].Export
+	said := pods[0].Export
+	all := exportList(said)
 	for _, p := range pods[1:] {
-		for _, ns := range p.Export {
-			if !slices.Contains(all, ns) {
-				all = append(slices.Clip(all), ns)
-			}
+		if p.Export != said {
+			all = append(all, exportList(p.Export)...)
 		}
 	}
-	if len(all) > len(pods[0].Export) {
-		slices.Sort(all)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func exportList(export string) []string {
+	if export == "" {
+		return nil
 	}
-	return all
+	return strings.Split(export, ",")
 }
 
 // keysLocked needs mu, for reading at least.

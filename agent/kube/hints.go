@@ -165,30 +165,29 @@ func validService(name string) bool {
 	return true
 }
 
-// exports reads to whom the pod's services are exported: sorted, "*" alone if it
-// is there. One empty entry is nobody.
-func (r *Record) exports(annotations map[string]string) []string {
+// exports reads to whom the pod's services are exported.
+func (r *Record) exports(annotations map[string]string) string {
 	value, ok := annotations[ExportAnnotation]
 	if !ok {
-		return nil
+		return ""
 	}
 	var to []string
 	for ns := range strings.SplitSeq(value, ",") {
 		switch ns = strings.TrimSpace(ns); {
-		case ns == "*":
-			return []string{"*"}
+		case ns == nodecache.ExportAll:
+			return nodecache.ExportAll
 		case ns == "":
 		case len(validation.IsDNS1123Label(ns)) > 0:
 			r.note(ExportAnnotation, value, "%q is not a namespace", ns)
 		default:
-			to = append(to, unique.Make(ns).Value())
+			to = append(to, ns)
 		}
 	}
 	if to == nil {
-		return []string{""}
+		return nodecache.ExportNone
 	}
 	slices.Sort(to)
-	return slices.Compact(to)
+	return unique.Make(strings.Join(slices.Compact(to), ",")).Value()
 }
 
 // collect reads what the pod says of being asked.

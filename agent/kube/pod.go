@@ -131,7 +131,7 @@ func (r *Record) share(o *Record) {
 	if slices.Equal(r.Hints, o.Hints) {
 		r.Hints = o.Hints
 	}
-	if slices.Equal(r.Export, o.Export) {
+	if r.Export == o.Export {
 		r.Export = o.Export
 	}
 	if reflect.DeepEqual(r.Declared, o.Declared) {

@@ -324,20 +324,20 @@ func TestPublishedPodServesThoughItIsNotReady(t *testing.T) {
 
 func TestExportAnnotation(t *testing.T) {
 	for value, want := range map[string]string{
-		"web":         `["web"] 0 notes`,
-		" b , a,b,":   `["a" "b"] 0 notes`,
-		"a, *":        `["*"] 0 notes`,
-		"":            `[""] 0 notes`,
-		"No Such/One": `[""] 1 notes`,
-		"a,B":         `["a"] 1 notes`,
+		"web":         `web 0 notes`,
+		" b , a,b,":   `a,b 0 notes`,
+		"a, *":        `* 0 notes`,
+		"":            `- 0 notes`,
+		"No Such/One": `- 1 notes`,
+		"a,B":         `a 1 notes`,
 	} {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.ExportAnnotation: value}}}
 		r := kube.Convert(p)
-		if got := fmt.Sprintf("%q %d notes", r.Export, len(r.Notes)); got != want {
+		if got := fmt.Sprintf("%s %d notes", r.Export, len(r.Notes)); got != want {
 			t.Errorf("%q: %s, want %s", value, got, want)
 		}
 	}
-	if r := kube.Convert(&corev1.Pod{}); r.Export != nil {
+	if r := kube.Convert(&corev1.Pod{}); r.Export != "" {
 		t.Errorf("without the annotation: %q", r.Export)
 	}
 }

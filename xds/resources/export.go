@@ -25,14 +25,14 @@ func newExports() exports {
 
 // exporting tells whether the owner exports to anybody.
 func (c *Compiler) exporting(o *nodecache.Owner) bool {
-	return c.all && o.Export == nil || slices.ContainsFunc(o.Export, func(ns string) bool { return ns != "" })
+	return c.all && o.Export == nil || slices.ContainsFunc(o.Export, func(to string) bool { return to != nodecache.ExportNone })
 }
 
 // exportsTo tells whether callers of another namespace may reach the owner's
 // services by their names alone.
 func (c *Compiler) exportsTo(o *nodecache.Owner, namespace string) bool {
 	return o.Workload.Namespace != namespace &&
-		(c.all && o.Export == nil || slices.Contains(o.Export, "*") || slices.Contains(o.Export, namespace))
+		(c.all && o.Export == nil || slices.Contains(o.Export, nodecache.ExportAll) || slices.Contains(o.Export, namespace))
 }
 
 // from needs mu. It returns the owners that a name means in a namespace: its

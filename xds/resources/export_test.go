@@ -76,7 +76,7 @@ func TestExportedServiceIsThereForThoseWhoHaveNone(t *testing.T) {
 	w.set(of("prod", known("p1", "p", []string{"pkg.S"}, pod("10.0.0.1", nodecache.Serving), pod("10.0.0.3", nodecache.Serving)), "web"))
 	is("web", "10.0.0.1", "10.0.0.3")
 	is("other")
-	w.set(of("prod", known("p1", "p", []string{"pkg.S"}, pod("10.0.0.1", nodecache.Serving)), ""))
+	w.set(of("prod", known("p1", "p", []string{"pkg.S"}, pod("10.0.0.1", nodecache.Serving)), "-"))
 	is("web")
 	w.set(prod)
 	is("web", "10.0.0.1")
@@ -122,7 +122,7 @@ func TestExportByDefaultYieldsToThePodsWord(t *testing.T) {
 	w.client("web")
 	w.set(
 		of("a", known("a1", "a", []string{"pkg.A"}, pod("10.0.0.1", nodecache.Serving))),
-		of("b", known("b1", "b", []string{"pkg.B"}, pod("10.0.0.2", nodecache.Serving)), ""),
+		of("b", known("b1", "b", []string{"pkg.B"}, pod("10.0.0.2", nodecache.Serving)), "-"),
 		of("c", known("c1", "c", []string{"pkg.C"}, pod("10.0.0.3", nodecache.Serving)), "other"),
 	)
 	if got := w.c.Names("web"); !slices.Equal(got, []string{"pkg.A"}) {
