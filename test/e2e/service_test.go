@@ -116,7 +116,7 @@ func TestOlderServiceKeepsTheNameOverRolloutsAndRestarts(t *testing.T) {
 			t.Errorf("explain service does not say %q:\n%s", want, explained)
 		}
 	}
-	if got := a.must("explain", "pod", "prod/alpha-1-a"); !strings.Contains(got, "stands behind prod/alpha") || !strings.Contains(got, "another workload provides it") {
+	if got := a.must("explain", "pod", "prod/alpha-1-a"); !strings.Contains(got, "stands behind prod/alpha") || !strings.Contains(got, "model.Predict goes to uid-zulu-1/1, which provides it") {
 		t.Errorf("explain pod:\n%s", got)
 	}
 
