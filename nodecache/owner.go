@@ -49,13 +49,19 @@ type Target struct {
 }
 
 // Services returns the names of the services of the owner, sorted: those of
-// its info and those that its pods declare.
+// its info, where there are pods only what one of them serves by it, and those
+// that its pods declare.
 func (o *Owner) Services() []string {
 	var names []string
 	if o.Info != nil {
-		for _, p := range o.Info.Ports {
-			for _, s := range p.Services {
-				names = append(names, s.Name)
+		for n := -1; n < len(o.Info.Variants); n++ {
+			if len(o.Info.Variants) > 0 && !o.uses(n) {
+				continue
+			}
+			for _, p := range o.Info.program(n) {
+				for _, s := range p.Services {
+					names = append(names, s.Name)
+				}
 			}
 		}
 	}
@@ -68,21 +74,32 @@ func (o *Owner) Services() []string {
 	return slices.Compact(names)
 }
 
+// uses tells whether a variant of the info is that of some pod; where there are
+// none, every one is.
+func (o *Owner) uses(variant int) bool {
+	return len(o.Pods) == 0 || slices.ContainsFunc(o.Pods, func(m Member) bool { return o.Info.index(m.Pod) == variant })
+}
+
 // Targets returns where the service is served, in the order of Pods. A pod's
-// own declaration goes before the owner's info.
+// own declaration goes before the owner's info, of which the part counts that
+// holds for the pod.
 func (o *Owner) Targets(service string) []Target {
 	var ts []Target
 	infoPort, inInfo := uint16(0), false
 	if o.Info != nil {
-		infoPort, inInfo = o.Info.port(service)
+		infoPort, inInfo = portOf(o.Info.Ports, service)
 	}
 	for _, m := range o.Pods {
 		if m.Shadowed {
 			continue
 		}
+		learned, inPod := infoPort, inInfo
+		if o.Info != nil && len(o.Info.Variants) > 0 {
+			learned, inPod = portOf(o.Info.For(m.Pod), service)
+		}
 		port, ok := m.declaredPort(service)
-		if !ok && inInfo && !m.declares(infoPort) {
-			port, ok = infoPort, true
+		if !ok && inPod && !m.declares(learned) {
+			port, ok = learned, true
 		}
 		if ok {
 			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
