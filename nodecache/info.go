@@ -100,6 +100,15 @@ type Variant struct {
 // its own, else of its images, else what holds for the owner.
 func (i *Info) For(p *Pod) []PortInfo { return i.program(i.index(p)) }
 
+// Variant returns the variant that holds for a pod of the owner, nil where the
+// info itself does.
+func (i *Info) Variant(p *Pod) *Variant {
+	if n := i.index(p); n >= 0 {
+		return &i.Variants[n]
+	}
+	return nil
+}
+
 // index is that of the variant of a pod, -1 where it has none.
 func (i *Info) index(p *Pod) int {
 	at := -1
