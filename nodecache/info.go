@@ -154,6 +154,9 @@ type PortInfo struct {
 	// Files are serialized FileDescriptorProtos, equal ones shared between
 	// all owners; sorted, without duplicates.
 	Files []unique.Handle[string]
+	// Linkable tells whether Files look complete and sound enough to be linked,
+	// as transcoding needs. Names and methods do not depend on it.
+	Linkable bool
 	// Hash is a hash of Services and Files, equal for equal content on every
 	// node.
 	Hash string

@@ -244,6 +244,7 @@ func union(a, b []nodecache.PortInfo) []nodecache.PortInfo {
 		if len(all) > 0 {
 			q.State, q.Detail = nodecache.PortServes, ""
 		}
+		q.Linkable = q.Linkable && p.Linkable && q.Hash == p.Hash
 		q.Files = slices.Concat(q.Files, p.Files)
 		slices.SortFunc(q.Files, func(a, b unique.Handle[string]) int { return strings.Compare(a.Value(), b.Value()) })
 		q.Files = slices.Compact(q.Files)
