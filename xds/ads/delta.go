@@ -57,7 +57,8 @@ func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) f
 	for _, name := range req.GetResourceNamesSubscribe() {
 		st.subscribe(t, name)
 	}
-	if first {
+	if first && len(req.GetInitialResourceVersions()) > 0 {
+		st.returned = true
 		for name, version := range req.GetInitialResourceVersions() {
 			st.bring(t, name, version)
 		}
@@ -191,10 +192,7 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			return true
 		})
 	}
-	if t == xds.Cluster {
-		ts.sent.add(ts.carried)
-		st.followUp(ts.carried)
-	}
+	st.follow(t, ts.carried)
 	for name := range ts.owed {
 		if !fits(len(name) + 4) {
 			break

@@ -30,11 +30,19 @@
 //
 // Additions go out as CDS, EDS, LDS, RDS. A CLA waits for its own cluster and
 // for no other; listeners and routes wait while a cluster or a CLA that the
-// client asked for cannot be sent yet. Removed clusters leave when nothing that
-// could refer to them waits; until then a SotW set keeps them. A cluster that
-// is sent brings its CLA after it, though unchanged, since Envoy warms a
-// cluster until one comes. On SotW that goes for the clusters that changed, not
-// for all that a response repeats: Envoy skips equal ones.
+// client asked for cannot be sent yet, and for the CLAs that it will ask for
+// once it has their clusters: a second after it took these, at most the grace.
+//
+// Removed clusters leave when the listeners and routes of that moment are
+// accepted, and CLAs after them; until then a SotW set keeps them. A client
+// that never accepts has them removed after the grace ([Options.Grace]). One
+// that comes back may hold older routes than its clusters: its first removals,
+// with the answer that they belong to, wait until it has asked for clusters,
+// listeners and routes, at most a second.
+//
+// A cluster that is sent brings its CLA after it, though unchanged, since Envoy
+// warms a cluster until one comes. On SotW that goes for the clusters that
+// changed, not for all that a response repeats: Envoy skips equal ones.
 //
 // # What a name means
 //

@@ -19,6 +19,9 @@ import (
 // (gRFC A27).
 const DefaultHoldLimit = 10 * time.Second
 
+// DefaultGrace is how long a removal waits for what may still refer to it.
+const DefaultGrace = 5 * time.Second
+
 // Options configure a [Server]. The zero Options work.
 type Options struct {
 	// Scopes returns what a client may see, by its node, as an ordered list:
@@ -37,11 +40,19 @@ type Options struct {
 	// HoldLimit bounds how long a request waits for an answer that the server
 	// withholds. Zero means [DefaultHoldLimit].
 	HoldLimit time.Duration
+	// Grace bounds how long the removal of clusters waits for a client to
+	// accept listeners and routes without them. Zero means [DefaultGrace]. At
+	// most a second of it is spent on requests that a client is expected to
+	// send by itself.
+	Grace time.Duration
 	// Logger takes few lines; nil discards them.
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
 	Registerer prometheus.Registerer
 }
+
+// short is how long the server waits for a request that an Envoy sends at once.
+func (o *Options) short() time.Duration { return min(o.Grace, time.Second) }
 
 // Server answers the aggregated discovery service, SotW and delta, from one
 // set of tables. See the package comment for the life of a response. All
@@ -74,6 +85,9 @@ type Server struct {
 func New(opts Options) *Server {
 	if opts.HoldLimit <= 0 {
 		opts.HoldLimit = DefaultHoldLimit
+	}
+	if opts.Grace <= 0 {
+		opts.Grace = DefaultGrace
 	}
 	if opts.Scopes == nil {
 		opts.Scopes = func(*corev3.Node) ([]xds.Scope, error) { return []xds.Scope{xds.Shared}, nil }

@@ -177,6 +177,7 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 			return true
 		})
 	}
+	st.follow(t, ts.carried)
 	if len(bodies) == 0 {
 		return message{}, false
 	}
@@ -225,8 +226,7 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	if t == xds.Cluster {
 		// Only what is new to the client warms: Envoy skips an equal cluster.
 		ts.dirty.keep(present)
-		ts.sent.add(ts.dirty)
-		st.followUp(ts.dirty)
+		st.follow(t, ts.dirty)
 	}
 	ts.carried = append(ts.carried[:0], present...)
 	ts.held = present

@@ -41,6 +41,12 @@ type stream struct {
 	began  time.Time // of the first request of a served type
 	nonce  uint64
 	types  [xds.NumTypes]typeState
+
+	returned     bool      // delta: the client brought something from an earlier stream
+	removing     time.Time // since when a cluster's removal is due; zero: none is
+	awaited      bitset    // clusters that were sent, and whose CLA was not asked for yet
+	awaitedUntil time.Time // for how long listeners and routes wait for that
+	awaitedLimit time.Time // and at most, whatever clusters are sent meanwhile
 }
 
 // typeState is what a stream knows of one type. The bitsets hold table ids; no
@@ -126,7 +132,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	closing := st.s.closing
 	var stop <-chan time.Time
 	for {
-		msgs, until := st.collect()
+		msgs, until, again := st.collect()
 		for i := range msgs {
 			if err := send(&msgs[i]); err != nil {
 				return err
@@ -142,6 +148,9 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 				return st.heldError()
 			}
 			hold.Reset(left)
+		}
+		if !again.IsZero() && (until.IsZero() || again.Before(until)) {
+			hold.Reset(time.Until(again))
 		}
 		select {
 		case <-st.notify:
@@ -217,6 +226,9 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 		return nil
 	}
 	ts.inFlight = false
+	if t == xds.Cluster {
+		st.awaitedUntil = earlier(st.awaitedUntil, time.Now().Add(st.s.opts.short()))
+	}
 	if detail == nil {
 		ts.ackedVersion = ts.sentVersion
 		if ts.nack != nil && ts.refused.intersects(ts.carried) {
@@ -331,6 +343,7 @@ func (st *stream) release(dropped bitset) {
 			b.drop(dropped)
 		}
 	}
+	st.awaited.drop(dropped)
 }
 
 func (ts *typeState) owe(name string) {
