@@ -169,7 +169,11 @@ func proxiesTable(w *tabwriter.Writer, proxies []ads.Client) {
 			case !ok || t.Sent == "":
 				row = append(row, "not sent")
 			case t.Nack != nil:
-				row = append(row, "rejected")
+				state := "rejected"
+				if n := len(t.Withheld) + t.Suspects; n > 0 {
+					state = fmt.Sprintf("rejected (%d withheld)", n)
+				}
+				row = append(row, state)
 				last = t.Nack.Error
 			case t.Sent == t.Acked:
 				row = append(row, "synced")

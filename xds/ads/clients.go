@@ -41,7 +41,23 @@ type TypeStatus struct {
 	// Nack is the refusal that still stands: no response that carries one of
 	// the refused resources has been accepted since.
 	Nack *Nack `json:"nack"`
+	// Withheld are the resources that are not sent to this client in the
+	// content that it refused, by name, at most 64. Suspects is the number of
+	// those beside them that were in a refused response and are tried again.
+	Withheld []Withheld `json:"withheld,omitempty"`
+	Suspects int        `json:"suspects,omitempty"`
 }
+
+// Withheld is a resource that a client refused.
+type Withheld struct {
+	Name    string    `json:"name"`
+	Version string    `json:"version"` // of the refused content
+	Error   string    `json:"error"`
+	At      time.Time `json:"at"`
+}
+
+// maxWithheld bounds what is listed of each type.
+const maxWithheld = 64
 
 // Nack is a refused response.
 type Nack struct {
@@ -102,7 +118,41 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 			n := *ts.nack
 			status.Nack = &n
 		}
+		status.Withheld, status.Suspects = st.withheld(t)
 		c.Types[t.String()] = status
 	}
 	return c, st.node, true
+}
+
+// withheld lists what the client refused. Called with both locks held.
+func (st *stream) withheld(t xds.Type) (known []Withheld, suspects int) {
+	ts := &st.types[t]
+	if ts.q == nil {
+		return nil, 0
+	}
+	ts.withheld.each(nil, func(id uint32) bool {
+		r, ok := ts.q.verdicts[id]
+		switch {
+		case !ok:
+			suspects++
+		case len(known) < maxWithheld:
+			known = append(known, Withheld{Name: st.s.table.slots[id].name, Version: r.version, Error: r.text, At: r.at})
+		}
+		return true
+	})
+	slices.SortFunc(known, func(a, b Withheld) int { return cmp.Compare(a.Name, b.Name) })
+	return known, suspects
+}
+
+// withheldTotal is the number of resources of a type that are withheld from
+// clients, counted once for each client.
+func (s *Server) withheldTotal(t xds.Type) (n int) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for st := range s.streams {
+		st.mu.Lock()
+		n += st.types[t].withheld.count()
+		st.mu.Unlock()
+	}
+	return n
 }

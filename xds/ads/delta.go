@@ -63,6 +63,10 @@ func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) f
 			st.bring(t, name, version)
 		}
 	}
+	if first {
+		st.recall(t)
+	}
+	ts.dirty.drop(ts.withheld)
 	return report
 }
 
@@ -80,6 +84,7 @@ func (st *stream) subscribe(t xds.Type, name string) {
 		if st.s.table.resolve(t, id, st.scopes, true) != nil {
 			ts.gone.clear(id)
 			ts.dirty.set(id)
+			ts.absolve(id)
 			delete(ts.owed, name)
 			return
 		}

@@ -8,8 +8,8 @@
 //	Publish ──▶ tables ──▶ dirty | gone ──▶ collect ──▶ in flight ──▶ ACK ──▶ acked
 //	  (any        (type, name,   (a bit for each    │ (one for      │
 //	 goroutine)    scope)         stream and id)    │  each type)   └─▶ NACK ─▶ recorded;
-//	                                                ▼                  the same bytes do
-//	                                              Send                 not go out again
+//	                                                ▼                  quarantine
+//	                                              Send
 //
 // Publish changes the tables and, for every stream that may see a change, sets
 // one bit: dirty if the client shall get the resource, gone if it has it and
@@ -44,6 +44,19 @@
 // warms a cluster until one comes. On SotW that goes for the clusters that
 // changed, not for all that a response repeats: Envoy skips equal ones.
 //
+// # What a client refuses
+//
+// A NACK concerns the client that sent it, and what its response newly carried.
+// The resource that its text names, or that was alone, is withheld from that
+// client in that content; what else was in the response is suspect. Other
+// content goes out at once. Suspects go out again after the next response that
+// the client accepts, or after a while ([Options.Trial]), in sets which are
+// halved as long as they are refused, each later than the one before. A delta
+// client keeps what it had accepted by itself; in a SotW set the last accepted
+// content stands in for what is withheld. Refusals are remembered by client id
+// and content over reconnects, for 512 clients and 32 resources of each, and
+// tried once on a new stream, since the program behind the id may be another.
+//
 // # What a name means
 //
 // A name has one dense id for all types, and under it an entry for each type
@@ -75,7 +88,8 @@
 //
 // Server.mu guards the tables and the set of streams; Publish takes it for
 // writing, everything that reads tables for reading. stream.mu guards one
-// stream and is taken after Server.mu. Server.nackMu is taken alone. None is
+// stream and is taken after Server.mu. memory.mu guards what is remembered of
+// refusals, and is taken after both. Server.nackMu is taken alone. None is
 // held while something is sent or received, nor while a function of Options
 // runs. The sending goroutine of a stream is its gRPC handler, which alone
 // calls Send; a second one receives and ends when the handler has returned.

@@ -32,6 +32,9 @@ func (st *stream) collect() (msgs []message, until, again time.Time) {
 	cds, eds := &st.types[xds.Cluster], &st.types[xds.Endpoint]
 	due := !cds.gone.empty() || evidence == xds.Complete && len(cds.brought) > 0
 	arriving := st.arriving(now)
+	for t := range xds.Type(xds.NumTypes) {
+		again = earlier(again, st.try(t, now))
+	}
 	add := func(t xds.Type, p part) {
 		ts := &st.types[t]
 		if ts.busy() {
@@ -39,7 +42,7 @@ func (st *stream) collect() (msgs []message, until, again time.Time) {
 		}
 		p.complete = evidence == xds.Complete
 		if arriving && (!ts.gone.empty() || p.complete && len(ts.brought) > 0) {
-			again = st.began.Add(st.s.opts.short())
+			again = earlier(again, st.began.Add(st.s.opts.short()))
 			return
 		}
 		if m, ok := build(t, p); ok {
@@ -170,6 +173,7 @@ func (st *stream) followUp(clusters bitset) {
 		switch {
 		case st.s.table.resolve(xds.Endpoint, id, st.scopes, named || !asked) == nil:
 		case asked:
+			eds.absolve(id) // even a refusal ends the warming
 			eds.dirty.set(id)
 		default:
 			end := time.Now().Add(st.s.opts.Grace)

@@ -45,6 +45,9 @@ type Options struct {
 	// most a second of it is spent on requests that a client is expected to
 	// send by itself.
 	Grace time.Duration
+	// Trial is how long resources that a client may have refused wait to be
+	// sent to it again, if nothing else changes. Zero means [DefaultTrial].
+	Trial time.Duration
 	// Logger takes few lines; nil discards them.
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
@@ -79,6 +82,8 @@ type Server struct {
 	// nackMu guards which refusals were logged.
 	nackMu sync.Mutex
 	nacked map[string]struct{}
+
+	memory memory // has a lock of its own
 }
 
 // New returns a server with empty tables and a closed gate.
@@ -89,13 +94,16 @@ func New(opts Options) *Server {
 	if opts.Grace <= 0 {
 		opts.Grace = DefaultGrace
 	}
+	if opts.Trial <= 0 {
+		opts.Trial = DefaultTrial
+	}
 	if opts.Scopes == nil {
 		opts.Scopes = func(*corev3.Node) ([]xds.Scope, error) { return []xds.Scope{xds.Shared}, nil }
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Server{
+	s := &Server{
 		opts:    opts,
 		log:     opts.Logger,
 		metrics: newMetrics(opts.Registerer),
@@ -105,6 +113,10 @@ func New(opts Options) *Server {
 		sweepAt: minSweep,
 		nacked:  map[string]struct{}{},
 	}
+	if opts.Registerer != nil {
+		s.registerWithheld(opts.Registerer)
+	}
+	return s
 }
 
 // Publish applies u to the tables and marks what is dirty for each stream. It

@@ -1,6 +1,7 @@
 package ads
 
 import (
+	"maps"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -84,13 +85,16 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 	}
 	subscribed.each(was, func(id uint32) bool {
 		if tb.resolve(t, id, st.scopes, true) != nil {
+			ts.absolve(id)
 			ts.dirty.set(id)
 		}
 		return true
 	})
 	if first {
 		st.resume(t, req.GetVersionInfo())
+		st.recall(t)
 	}
+	ts.dirty.drop(ts.withheld)
 	return report
 }
 
@@ -106,6 +110,7 @@ func (st *stream) resume(t xds.Type, version string) {
 	if !fullSet(t) {
 		return
 	}
+	ts.resumed = true
 	// An equal version proves an equal set only where the set is not of the
 	// client's choosing (xDS protocol, "Resource Type Instance Version").
 	if ts.wildcard && ts.subscribed.empty() && len(ts.missing) == 0 {
@@ -201,12 +206,23 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	var version sum
 	var bodies []*anypb.Any
 	var present bitset
+	var flying []sentEntry
 	take := func(id uint32, e *entry) {
 		version = version.plus(e.sum)
 		bodies = append(bodies, e.res.Body)
 		present.set(id)
 	}
-	st.members(t, take)
+	st.members(t, func(id uint32, e *entry) {
+		if ts.withheld.has(id) {
+			if e = ts.instead(id, e); e == nil {
+				return
+			}
+		}
+		if ts.dirty.has(id) {
+			flying = append(flying, sentEntry{id, e})
+		}
+		take(id, e)
+	})
 	for id, e := range ts.retained {
 		take(id, e)
 	}
@@ -223,13 +239,13 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	if len(bodies) == 0 && !ts.wildcard && !removals && !p.complete {
 		return message{}, false // silence is not proof of absence
 	}
-	if t == xds.Cluster {
-		// Only what is new to the client warms: Envoy skips an equal cluster.
-		ts.dirty.keep(present)
-		st.follow(t, ts.dirty)
-	}
-	ts.carried = append(ts.carried[:0], present...)
+	ts.dirty.keep(present)
+	// Only what is new to the client warms: Envoy skips an equal cluster.
+	st.follow(t, ts.dirty)
+	ts.carried = append(ts.carried[:0], ts.dirty...)
+	ts.flying = flying
 	ts.held = present
+	maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return !present.has(id) })
 	ts.dirty.reset()
 	if p.removals {
 		ts.gone.reset()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,11 +75,17 @@ type typeState struct {
 
 	inFlight     bool   // a response is not acknowledged
 	nonce        string // of the last response
-	carried      bitset // ids in the last response
-	refused      bitset // ids in the response that nack is about
+	carried      bitset // ids that the last response newly carried
 	sentVersion  string
 	ackedVersion string
 	nack         *Nack
+
+	refused  bitset            // refused and not accepted since, in whatever content
+	withheld bitset            // of these, what is not sent; never dirty
+	q        *quarantine       // nil before the first refusal
+	resumed  bool              // SotW: the client came with a version
+	previous map[uint32]*entry // SotW full sets: the accepted content of what changed since
+	flying   []sentEntry       // SotW full sets: what the response in flight newly carries
 }
 
 // message is a response on its way to the client.
@@ -230,19 +238,14 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 		st.awaitedUntil = earlier(st.awaitedUntil, time.Now().Add(st.s.opts.short()))
 	}
 	if detail == nil {
-		ts.ackedVersion = ts.sentVersion
-		if ts.nack != nil && ts.refused.intersects(ts.carried) {
-			ts.nack, ts.refused = nil, nil
-		}
+		st.accept(t)
 		return nil
 	}
-	n := &Nack{Version: ts.sentVersion, Error: detail.GetMessage(), At: time.Now()}
-	ts.nack = n
-	ts.refused = append(bitset(nil), ts.carried...)
 	resources := 0
-	ts.refused.each(nil, func(uint32) bool { resources++; return true })
-	client := st.node.GetId()
-	return func() { st.s.refused(client, t, n, resources) }
+	ts.carried.each(nil, func(uint32) bool { resources++; return true })
+	st.refuse(t, clip(detail.GetMessage()))
+	n, client := *ts.nack, st.node.GetId()
+	return func() { st.s.refused(client, t, &n, resources) }
 }
 
 // mark notes what changes mean for this stream; true if it should look.
@@ -282,6 +285,12 @@ func (st *stream) markOne(c *change) bool {
 		if rank(st.scopes, e.scope) < at {
 			return false // an earlier scope hides the change
 		}
+		if !st.delta && fullSet(c.t) {
+			ts.remember(c.id, c.old)
+		}
+		if ts.withheld.has(c.id) {
+			ts.absolve(c.id)
+		}
 		delete(ts.retained, c.id)
 		ts.gone.clear(c.id)
 		delete(ts.owed, name)
@@ -296,15 +305,20 @@ func (st *stream) markOne(c *change) bool {
 		return true
 	}
 	ts.dirty.clear(c.id)
+	old := c.old
+	if ts.refused.has(c.id) {
+		old = ts.instead(c.id, old)
+		ts.pardon(c.id)
+	}
 	switch {
 	case ts.held.has(c.id):
 		ts.gone.set(c.id)
-		if !st.delta && c.t == xds.Cluster && c.old != nil {
+		if !st.delta && c.t == xds.Cluster && old != nil {
 			if ts.retained == nil {
 				ts.retained = map[uint32]*entry{}
 			}
 			if ts.retained[c.id] == nil {
-				ts.retained[c.id] = c.old
+				ts.retained[c.id] = old
 			}
 		}
 		return true
@@ -339,9 +353,11 @@ func (st *stream) release(dropped bitset) {
 			}
 			return true
 		})
-		for _, b := range []bitset{ts.subscribed, ts.sent, ts.carried, ts.refused} {
+		for _, b := range []bitset{ts.subscribed, ts.sent, ts.carried, ts.refused, ts.withheld} {
 			b.drop(dropped)
 		}
+		ts.flying = slices.DeleteFunc(ts.flying, func(f sentEntry) bool { return dropped.has(f.id) })
+		maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return dropped.has(id) })
 	}
 	st.awaited.drop(dropped)
 }
@@ -369,6 +385,10 @@ func (ts *typeState) forget(id uint32) {
 	ts.gone.clear(id)
 	ts.held.clear(id)
 	delete(ts.retained, id)
+	delete(ts.previous, id)
+	if ts.refused.has(id) {
+		ts.pardon(id)
+	}
 }
 
 // enterWildcard marks all that the stream may see and does not hold.
@@ -390,10 +410,10 @@ func (st *stream) leaveWildcard(t xds.Type) {
 	ts.held.keep(ts.subscribed)
 	ts.dirty.keep(ts.subscribed)
 	ts.gone.keep(ts.subscribed)
-	for id := range ts.retained {
-		if !ts.subscribed.has(id) {
-			delete(ts.retained, id)
-		}
+	ts.refused.keep(ts.subscribed)
+	ts.withheld.keep(ts.subscribed)
+	for _, m := range []map[uint32]*entry{ts.retained, ts.previous} {
+		maps.DeleteFunc(m, func(id uint32, _ *entry) bool { return !ts.subscribed.has(id) })
 	}
 	for name := range ts.brought {
 		if !st.subscribesTo(ts, name) {
