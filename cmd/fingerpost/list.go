@@ -162,7 +162,7 @@ func proxiesTable(w *tabwriter.Writer, proxies []ads.Client) {
 			protocol = "delta"
 		}
 		row := []string{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol}
-		last := ""
+		last := p.State
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]
 			switch {

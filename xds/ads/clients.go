@@ -2,6 +2,7 @@ package ads
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -22,6 +23,9 @@ type Client struct {
 	// Clusters is "all" or "on-demand".
 	Clusters string   `json:"clusters"`
 	Identity Identity `json:"identity"`
+	// State says what is wrong with a client that does not read, or does not
+	// acknowledge, for longer than the grace; empty: nothing.
+	State string `json:"state,omitempty"`
 	// Types holds the types that the client has asked for, by short name.
 	Types map[string]TypeStatus `json:"types"`
 }
@@ -121,7 +125,22 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 		status.Withheld, status.Suspects = st.withheld(t)
 		c.Types[t.String()] = status
 	}
+	c.State = st.slowness(time.Now())
 	return c, st.node, true
+}
+
+// slowness says what the client does not do. Called with mu held.
+func (st *stream) slowness(now time.Time) string {
+	late := func(since time.Time) bool { return !since.IsZero() && now.Sub(since) > st.s.opts.Grace }
+	if late(st.sendSince) {
+		return fmt.Sprintf("does not read: a response waits for %v", now.Sub(st.sendSince).Round(time.Second))
+	}
+	for t := range xds.Type(xds.NumTypes) {
+		if ts := &st.types[t]; ts.inFlight && late(ts.sentAt) {
+			return fmt.Sprintf("has not acknowledged %s for %v", t, now.Sub(ts.sentAt).Round(time.Second))
+		}
+	}
+	return ""
 }
 
 // withheld lists what the client refused. Called with both locks held.

@@ -28,10 +28,17 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 	if err := st.introduce(req.GetNode()); err != nil || !ok {
 		return err
 	}
+	sub, unsub, have := len(req.GetResourceNamesSubscribe()), len(req.GetResourceNamesUnsubscribe()), len(req.GetInitialResourceVersions())
+	if err := checkNames(t, max(sub, unsub, have), maxDeltaNames); err != nil {
+		return err
+	}
 	if report := st.applyDelta(t, req); report != nil {
 		report()
 	}
-	return nil
+	if sub+unsub+have == 0 {
+		return nil
+	}
+	return st.checkAbsent()
 }
 
 func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) func() {
@@ -45,22 +52,30 @@ func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) f
 	ts := &st.types[t]
 	first := !ts.seen
 	ts.seen = true
+	// Nothing is answered between two portions of a long request.
+	ts.reading = true
+	defer func() { ts.reading = false }()
 	// A nonce that is not the latest makes the request no ACK; its
 	// subscriptions count all the same (xDS protocol, incremental).
 	report := st.settle(t, req.GetResponseNonce(), req.GetErrorDetail())
-	for _, name := range req.GetResourceNamesUnsubscribe() {
+	for i, name := range req.GetResourceNamesUnsubscribe() {
 		st.unsubscribe(t, name)
+		st.breathe(i)
 	}
 	if first && len(req.GetResourceNamesSubscribe()) == 0 && t.HasWildcard() {
 		st.enterWildcard(t, false)
 	}
-	for _, name := range req.GetResourceNamesSubscribe() {
+	for i, name := range req.GetResourceNamesSubscribe() {
 		st.subscribe(t, name)
+		st.breathe(i)
 	}
 	if first && len(req.GetInitialResourceVersions()) > 0 {
 		st.returned = true
+		i := 0
 		for name, version := range req.GetInitialResourceVersions() {
 			st.bring(t, name, version)
+			st.breathe(i)
+			i++
 		}
 	}
 	if first {

@@ -77,6 +77,13 @@
 // brings a version waits while evidence is pending. Waiting ends after the
 // hold limit with UNAVAILABLE, so that no timer of the client decides.
 //
+// # Slow and hostile clients
+//
+// A client that does not read or acknowledge is parked with its bitsets and at
+// most one response of each type. What it can make the server keep is bounded
+// (limits.go); one that goes beyond is ended with a status that says so. A long
+// request is applied in portions, between which the tables may change.
+//
 // # Versions
 //
 // All versions follow from content alone, so that equal tables in another

@@ -198,6 +198,7 @@ func (st *stream) dispatch(ts *typeState, version string) string {
 	st.nonce++
 	ts.nonce = strconv.FormatUint(st.nonce, 10)
 	ts.inFlight, ts.answer = true, false
+	ts.sentAt = time.Now()
 	ts.sentVersion = version
 	return ts.nonce
 }

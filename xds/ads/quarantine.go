@@ -1,6 +1,7 @@
 package ads
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -27,10 +28,16 @@ const maxRefusal = 4 << 10
 // for a while, and then are tried in sets; a set that is refused is halved.
 type quarantine struct {
 	verdicts map[uint32]refusal // withheld, and known as bad
-	groups   [][]uint32         // suspects, in the sets in which they are tried
+	groups   []group            // suspects, in the sets in which they are tried
 	trying   bool               // the response in flight is a trial
 	next     time.Time          // no trial before
 	refused  int                // trials in a row that were refused
+}
+
+// group is a set of suspects that are tried together.
+type group struct {
+	ids    []uint32
+	before time.Time // not tried before, whatever changes
 }
 
 // refusal is why a resource is withheld.
@@ -157,12 +164,17 @@ func (st *stream) refuse(t xds.Type, text string) {
 	for _, id := range suspects {
 		ts.withhold(id)
 	}
+	// What is sorted now leaves the sets of earlier refusals.
+	for i := range q.groups {
+		q.groups[i].ids = slices.DeleteFunc(q.groups[i].ids, ts.carried.has)
+	}
+	q.groups = slices.DeleteFunc(q.groups, func(g group) bool { return len(g.ids) == 0 })
 	switch n := len(suspects); {
 	case n == 0:
 	case len(culprits) > 0 || n == 1:
-		q.groups = append(q.groups, suspects)
+		q.groups = append(q.groups, group{ids: suspects})
 	default:
-		q.groups = append(q.groups, suspects[:n/2], suspects[n/2:])
+		q.groups = append(q.groups, group{ids: suspects[:n/2]}, group{ids: suspects[n/2:]})
 	}
 }
 
@@ -175,21 +187,33 @@ func (st *stream) try(t xds.Type, now time.Time) time.Time {
 	if q == nil || len(q.groups) == 0 || ts.busy() || !ts.dirty.empty() || !ts.gone.empty() {
 		return time.Time{}
 	}
-	if now.Before(q.next) {
-		return q.next
-	}
-	for len(q.groups) > 0 && !q.trying {
-		group := q.groups[0]
-		q.groups = q.groups[1:]
-		for _, id := range group {
-			if ts.withheld.has(id) { // else it changed and went out
-				ts.absolve(id)
-				ts.dirty.set(id)
-				q.trying = true
+	var again time.Time
+	waiting := q.groups[:0]
+	for _, g := range q.groups {
+		at := g.before
+		if q.next.After(at) {
+			at = q.next
+		}
+		switch {
+		case q.trying:
+			waiting = append(waiting, g)
+		case now.Before(at):
+			waiting, again = append(waiting, g), earlier(again, at)
+		default:
+			for _, id := range g.ids {
+				if ts.withheld.has(id) { // else it changed and went out
+					ts.absolve(id)
+					ts.dirty.set(id)
+					q.trying = true
+				}
 			}
 		}
 	}
-	return time.Time{}
+	q.groups = waiting
+	if q.trying {
+		return time.Time{}
+	}
+	return again
 }
 
 // instead returns what stands in a whole set for a resource that is withheld:
@@ -250,10 +274,10 @@ func (st *stream) recall(t xds.Type) {
 			continue
 		}
 		if ts.q == nil {
-			ts.q = &quarantine{verdicts: map[uint32]refusal{}, next: time.Now().Add(st.s.opts.Trial)}
+			ts.q = &quarantine{verdicts: map[uint32]refusal{}}
 		}
 		ts.q.verdicts[id] = m.refusal
-		ts.q.groups = append(ts.q.groups, []uint32{id})
+		ts.q.groups = append(ts.q.groups, group{ids: []uint32{id}, before: time.Now().Add(st.s.opts.Trial)})
 		ts.withhold(id)
 		if m.accepted != nil {
 			if ts.previous == nil {

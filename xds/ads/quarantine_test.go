@@ -292,7 +292,7 @@ func TestRefusalIsRememberedOverReconnects(t *testing.T) {
 		s.next()
 		w.until("B moves on", func() bool { return s.holds(cds, cluster("A", 1), cluster("B", 2)) })
 		if n := p.count(); n != 1 {
-			t.Fatalf("%d refusals", n)
+			t.Fatalf("delta %v: %d refusals %+v", delta, n, w.server.Clients())
 		}
 		// Another client that accepts it has it.
 		other := w.connect(client.Options{Delta: delta, Node: &corev3.Node{Id: "prod/b-1"}})

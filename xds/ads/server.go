@@ -2,6 +2,7 @@ package ads
 
 import (
 	"context"
+	"crypto/sha256"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -74,6 +77,7 @@ type Server struct {
 	mu      sync.RWMutex
 	table   table
 	streams map[*stream]struct{}
+	ids     map[string]int // streams by client id
 	open    bool
 	spread  time.Duration
 	stopped bool
@@ -81,7 +85,7 @@ type Server struct {
 
 	// nackMu guards which refusals were logged.
 	nackMu sync.Mutex
-	nacked map[string]struct{}
+	nacked map[[sha256.Size]byte]struct{}
 
 	memory memory // has a lock of its own
 }
@@ -110,8 +114,9 @@ func New(opts Options) *Server {
 		closing: make(chan struct{}),
 		table:   newTable(),
 		streams: map[*stream]struct{}{},
+		ids:     map[string]int{},
 		sweepAt: minSweep,
-		nacked:  map[string]struct{}{},
+		nacked:  map[[sha256.Size]byte]struct{}{},
 	}
 	if opts.Registerer != nil {
 		s.registerWithheld(opts.Registerer)
@@ -239,9 +244,29 @@ func (s *Server) begin(st *stream) bool {
 	return true
 }
 
+// enter counts a stream by the id of its client.
+func (s *Server) enter(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ids[id] >= maxPerID {
+		return status.Errorf(codes.ResourceExhausted,
+			"client %q has %d streams already; a client needs one", id, maxPerID)
+	}
+	s.ids[id]++
+	return nil
+}
+
 func (s *Server) end(st *stream) {
+	st.mu.Lock()
+	node := st.node
+	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
+	if id := node.GetId(); node != nil {
+		if s.ids[id]--; s.ids[id] == 0 {
+			delete(s.ids, id)
+		}
+	}
 	s.mu.Unlock()
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
 	close(st.done)
@@ -268,7 +293,7 @@ const maxNacked = 1024
 // refused counts a NACK and logs it once for each distinct message.
 func (s *Server) refused(client string, t xds.Type, n *Nack, resources int) {
 	s.metrics.nacks.WithLabelValues(t.String()).Inc()
-	key := t.String() + "\x00" + client + "\x00" + n.Error
+	key := sha256.Sum256([]byte(t.String() + "\x00" + client + "\x00" + n.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
 	if len(s.nacked) >= maxNacked {

@@ -31,10 +31,16 @@ func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
 	if err := st.introduce(req.GetNode()); err != nil || !ok {
 		return err
 	}
+	if err := checkNames(t, len(req.GetResourceNames()), maxSotWNames); err != nil {
+		return err
+	}
 	if report := st.applySotW(t, req); report != nil {
 		report()
 	}
-	return nil
+	if len(req.GetResourceNames()) == 0 {
+		return nil
+	}
+	return st.checkAbsent()
 }
 
 // fullSet tells that each response of the type is all that the client has, so
@@ -113,7 +119,7 @@ func (st *stream) resume(t xds.Type, version string) {
 	ts.resumed = true
 	// An equal version proves an equal set only where the set is not of the
 	// client's choosing (xDS protocol, "Resource Type Instance Version").
-	if ts.wildcard && ts.subscribed.empty() && len(ts.missing) == 0 {
+	if ts.wildcard && ts.subscribed.empty() && len(ts.missing) == 0 && len(version) == len(sum{}.String()) {
 		ts.resume = version
 	}
 	ts.answer = true

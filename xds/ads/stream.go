@@ -44,6 +44,7 @@ type stream struct {
 	nonce  uint64
 	types  [xds.NumTypes]typeState
 
+	sendSince    time.Time // of the response that the transport has not taken; zero: none
 	returned     bool      // delta: the client brought something from an earlier stream
 	removing     time.Time // since when a cluster's removal is due; zero: none is
 	awaited      bitset    // clusters that were sent, and whose CLA was not asked for yet
@@ -55,6 +56,7 @@ type stream struct {
 // id is in both dirty and gone.
 type typeState struct {
 	seen     bool // a request came
+	reading  bool // a request is being applied
 	wildcard bool
 
 	subscribed bitset // by name
@@ -73,9 +75,10 @@ type typeState struct {
 	gated    time.Time         // SotW: since when the type waits for evidence; zero: it does not
 	retained map[uint32]*entry // SotW: clusters that stay in the set until their removal is due
 
-	inFlight     bool   // a response is not acknowledged
-	nonce        string // of the last response
-	carried      bitset // ids that the last response newly carried
+	inFlight     bool      // a response is not acknowledged
+	sentAt       time.Time // of the last response
+	nonce        string    // of the last response
+	carried      bitset    // ids that the last response newly carried
 	sentVersion  string
 	ackedVersion string
 	nack         *Nack
@@ -110,6 +113,13 @@ func (st *stream) kind() string {
 	return "sotw"
 }
 
+// sending notes since when a response waits for the client to read.
+func (st *stream) sending(since time.Time) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.sendSince = since
+}
+
 // wake tells the sending goroutine to look. It never blocks.
 func (st *stream) wake() {
 	select {
@@ -142,9 +152,11 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	for {
 		msgs, until, again := st.collect()
 		for i := range msgs {
+			st.sending(time.Now())
 			if err := send(&msgs[i]); err != nil {
 				return err
 			}
+			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
 			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].resources))
 		}
@@ -205,12 +217,18 @@ func (st *stream) introduce(node *corev3.Node) error {
 	if node == nil {
 		node = &corev3.Node{}
 	}
+	if err := checkNode(node); err != nil {
+		return err
+	}
 	scopes, err := st.s.scopesOf(node)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	if err := st.s.enter(node.GetId()); err != nil {
+		return err
+	}
 	st.mu.Lock()
-	st.node, st.scopes = node, scopes
+	st.node, st.scopes = kept(node), scopes
 	st.mu.Unlock()
 	return nil
 }
@@ -377,7 +395,9 @@ func (ts *typeState) miss(name string) {
 }
 
 // busy tells that nothing may be sent for the type now.
-func (ts *typeState) busy() bool { return !ts.seen || ts.inFlight || !ts.gated.IsZero() }
+func (ts *typeState) busy() bool {
+	return !ts.seen || ts.inFlight || ts.reading || !ts.gated.IsZero()
+}
 
 // forget drops what is known of the client's copy of a resource.
 func (ts *typeState) forget(id uint32) {
