@@ -10,7 +10,12 @@ import (
 
 // DeltaAggregatedResources serves one incremental stream.
 func (s *Server) DeltaAggregatedResources(g discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	st := newStream(s, true)
+	return s.serveDelta(g, aggregated)
+}
+
+// serveDelta serves an incremental stream of all types, or of one.
+func (s *Server) serveDelta(g deltaStream, only xds.Type) error {
+	st := newStream(s, true, only)
 	return st.run(g.Context(), func() error {
 		req, err := g.Recv()
 		if err != nil {

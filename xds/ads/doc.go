@@ -1,6 +1,6 @@
-// Package ads serves xDS v3 on one aggregated stream for each client, in the
-// state-of-the-world and in the incremental (delta) form, from tables that all
-// clients share. Its rules are those of the xDS protocol document; where a real
+// Package ads serves xDS v3 on one aggregated stream for each client, or on one
+// for each type, in the state-of-the-world and in the incremental (delta) form,
+// from tables that all clients share. Its rules are those of the xDS protocol document; where a real
 // client asks for more, the comment names the report.
 //
 // # The life of a response

@@ -3,7 +3,6 @@ package ads
 import (
 	"time"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 )
@@ -25,9 +24,9 @@ func ServerOptions() []grpc.ServerOption {
 }
 
 // NewGRPCServer returns a gRPC server with [ServerOptions] and opts that
-// serves s.
+// serves s: the aggregated service, and one for each type, SotW and delta.
 func NewGRPCServer(s *Server, opts ...grpc.ServerOption) *grpc.Server {
 	g := grpc.NewServer(append(ServerOptions(), opts...)...)
-	discovery.RegisterAggregatedDiscoveryServiceServer(g, s)
+	s.register(g)
 	return g
 }

@@ -178,13 +178,13 @@ func TestThousandStreamsOfOneClientAreTooMany(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = s.Send(&discovery.DeltaDiscoveryRequest{TypeUrl: cds.URL(), Node: &corev3.Node{Id: "prod/many"}})
-		if _, err := s.Recv(); status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), `client "prod/many" has 256 streams`) {
+		if _, err := s.Recv(); status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), `client "prod/many" has 512 streams`) {
 			refused++
 		} else if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if refused != 1000-256 {
+	if refused != 1000-512 {
 		t.Fatalf("%d of 1000 refused", refused)
 	}
 	w.served(f, "A", 2)

@@ -21,7 +21,7 @@ const (
 	maxNodeID = 1 << 10
 	// maxPerID bounds the streams of clients with one id: those of an Envoy
 	// and its successor, and of every gRPC program of the pod.
-	maxPerID = 256
+	maxPerID = 512
 	// maxStreams bounds the streams of one connection.
 	maxStreams = 1 << 10
 	// maxDeltaNames and maxSotWNames bound the names in one request. A SotW

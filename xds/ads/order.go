@@ -132,7 +132,7 @@ func (st *stream) overdue(due bool, now time.Time) bool {
 // it asked for before, so that its routes may be older than the clusters that
 // are known here. An Envoy sends the first requests of all types at once.
 func (st *stream) arriving(now time.Time) bool {
-	if !st.returned || now.Sub(st.began) >= st.s.opts.short() {
+	if !st.returned || st.only != aggregated || now.Sub(st.began) >= st.s.opts.short() {
 		return false
 	}
 	return !st.types[xds.Cluster].seen || !st.types[xds.Listener].seen || !st.types[xds.Route].seen
@@ -153,6 +153,9 @@ func (st *stream) following(now time.Time) bool {
 
 // follow notes what was newly sent of a type.
 func (st *stream) follow(t xds.Type, ids bitset) {
+	if st.only != aggregated {
+		return
+	}
 	switch t {
 	case xds.Cluster:
 		st.types[t].sent.add(ids)

@@ -13,7 +13,12 @@ import (
 
 // StreamAggregatedResources serves one state-of-the-world stream.
 func (s *Server) StreamAggregatedResources(g discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	st := newStream(s, false)
+	return s.serveSotW(g, aggregated)
+}
+
+// serveSotW serves a state-of-the-world stream of all types, or of one.
+func (s *Server) serveSotW(g sotwStream, only xds.Type) error {
+	st := newStream(s, false, only)
 	return st.run(g.Context(), func() error {
 		req, err := g.Recv()
 		if err != nil {

@@ -32,6 +32,7 @@ type stream struct {
 	// Set at creation, read-only.
 	s         *Server
 	delta     bool
+	only      xds.Type // the type of a stream that carries no other, or aggregated
 	connected time.Time
 	notify    chan struct{} // capacity 1
 	done      chan struct{} // closed when the handler returns
@@ -99,9 +100,9 @@ type message struct {
 	sotw      *discovery.DiscoveryResponse
 }
 
-func newStream(s *Server, delta bool) *stream {
+func newStream(s *Server, delta bool, only xds.Type) *stream {
 	return &stream{
-		s: s, delta: delta, connected: time.Now(),
+		s: s, delta: delta, only: only, connected: time.Now(),
 		notify: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
@@ -236,6 +237,12 @@ func (st *stream) introduce(node *corev3.Node) error {
 // served returns the type of a request; false for a type that is not served,
 // which is left unanswered.
 func (st *stream) served(url string) (xds.Type, bool, error) {
+	if st.only != aggregated {
+		if url != "" && url != st.only.URL() {
+			return 0, false, status.Errorf(codes.InvalidArgument, "type_url %q on a stream of %s", url, st.only.URL())
+		}
+		return st.only, true, nil
+	}
 	if url == "" {
 		return 0, false, status.Error(codes.InvalidArgument, "type_url is required on an aggregated stream")
 	}
