@@ -75,7 +75,7 @@ func statusTable(w *tabwriter.Writer, s agent.Status) {
 			owners = append(owners, fmt.Sprintf("%d %s", n, k))
 		}
 	}
-	fmt.Fprintf(w, "owners\t%s\npods\t%d\nproxies\t%d\nnacks\t%d\n", cmp.Or(strings.Join(owners, ", "), "0"), s.Pods, s.Proxies, s.Nacks)
+	fmt.Fprintf(w, "owners\t%s\npods\t%d\nproxies\t%d\nnacks\t%d\nwithheld\t%d\n", cmp.Or(strings.Join(owners, ", "), "0"), s.Pods, s.Proxies, s.Nacks, s.Withheld)
 	parts := make([]string, 0, len(s.Parts))
 	for name := range s.Parts {
 		parts = append(parts, name)

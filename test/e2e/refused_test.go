@@ -131,8 +131,8 @@ func TestClusterThatEnvoyRefusesHoldsUpNothingElse(t *testing.T) {
 			a1, a2, a3 := edsCluster(t, "A", 1, true), edsCluster(t, "A", 2, false), edsCluster(t, "A", 3, true)
 			b1, b2, b3 := edsCluster(t, "B", 1, true), edsCluster(t, "B", 2, true), edsCluster(t, "B", 3, true)
 			c1 := edsCluster(t, "C", 1, true)
-			clas := []*xds.Resource{emptyCLA(t, "A"), emptyCLA(t, "B"), emptyCLA(t, "C")}
-			f.start(append(clas, a1, b1)...)
+			assignments := []*xds.Resource{emptyCLA(t, "A"), emptyCLA(t, "B"), emptyCLA(t, "C")}
+			f.start(append(assignments, a1, b1)...)
 			config, err := bootstrap.Envoy(bootstrap.Options{NodeID: "prod/web", API: api, ADSSocket: f.path})
 			if err != nil {
 				t.Fatal(err)
@@ -178,7 +178,7 @@ func TestClusterThatEnvoyRefusesHoldsUpNothingElse(t *testing.T) {
 			})
 
 			f.stop()
-			f.start(append(clas, a2, b3, c1)...)
+			f.start(append(assignments, a2, b3, c1)...)
 			has(t, e, "A_revision_1", "B_revision_3", "C_revision_1")
 			harness.Eventually(t, soon, refused)
 			f.set(a3)
