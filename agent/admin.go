@@ -131,6 +131,10 @@ func (a *Agent) Status(context.Context) Status {
 			if t.Nack != nil {
 				s.Nacks++
 			}
+			s.Withheld += len(t.Withheld) + t.Suspects
+		}
+		if c.State != "" {
+			s.Slow++
 		}
 	}
 	return s

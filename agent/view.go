@@ -22,6 +22,10 @@ type Status struct {
 	// has rejected and not accepted since.
 	Proxies int `json:"proxies"`
 	Nacks   int `json:"nacks"`
+	// Withheld counts the resources that are not sent to a client which
+	// refused them, Slow the clients that do not read or acknowledge.
+	Withheld int `json:"withheld,omitempty"`
+	Slow     int `json:"slow,omitempty"`
 	// Parts says of each part whether it is "on" or "off: reason".
 	Parts map[string]string `json:"parts"`
 }
