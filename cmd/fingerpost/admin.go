@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fingerpost/fingerpost/agent"
+	"github.com/fingerpost/fingerpost/xds/ads/socket"
 )
 
 // adminTimeout bounds a question to the agent on this node.
@@ -77,14 +78,15 @@ func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Value
 	return v, err
 }
 
-// ask gets path from the agent at the socket.
-func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, error) {
+// ask gets path from the agent at the admin socket.
+func ask(ctx context.Context, admin, path string, query url.Values) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
 	defer cancel()
+	admin = agent.OwnAdminSocket(admin)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			return socket.Dial(ctx, admin)
 		},
 	}}
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
@@ -94,7 +96,7 @@ func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, er
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, unreachable(socket, err)
+		return nil, unreachable(admin, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
