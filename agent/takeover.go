@@ -74,7 +74,7 @@ func (a *Agent) keep(ctx context.Context, g *errgroup.Group, f *front) error {
 func (a *Agent) wait(ctx context.Context) (*front, error) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	said := ""
+	said, opened := "", a.gate.opened
 	for {
 		f, err := a.openFront(false, nil)
 		if err == nil {
@@ -103,6 +103,8 @@ func (a *Agent) wait(ctx context.Context) (*front, error) {
 			a.log.Info("takeover", "state", reason)
 		}
 		select {
+		case <-opened:
+			opened = nil
 		case <-tick.C:
 		case <-ctx.Done():
 			return nil, nil
