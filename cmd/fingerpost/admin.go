@@ -39,7 +39,7 @@ func (a *adminFlags) add(cmd *cobra.Command) {
 }
 
 func (a *adminFlags) addSocket(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.socket, "admin-socket", agent.Defaults().AdminSocket, "`path` of the agent's admin socket")
+	cmd.Flags().StringVar(&a.socket, "admin-socket", agent.Defaults().AdminSocket, "`path` of the agent's admin socket; in an agent's container that of the agent itself")
 }
 
 // show asks the agent for path, and prints the answer as it came, as YAML, or
