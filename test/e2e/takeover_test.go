@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/fingerpost/fingerpost/test/harness"
-	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/client"
 )
 
