@@ -98,7 +98,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	f, err := a.openFront(false, nil)
 	var held *socket.HeldError
-	if err != nil && !(c.Takeover && errors.As(err, &held)) {
+	if err != nil && (!c.Takeover || !errors.As(err, &held)) {
 		return nil, err
 	}
 	a.front.Store(f)
