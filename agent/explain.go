@@ -21,14 +21,24 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	}
 	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
+	if r.Unready {
+		e.fact("ready", "no; it serves all the same, since every Service in front of it publishes pods that are not ready")
+	}
 	address := "none"
 	if r.Addr.IsValid() {
 		address = r.Addr.String()
 	}
 	e.fact("address", "%s on node %q", address, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
-	for _, h := range r.Hints {
+	m, ok := a.dir.Member(r.UID)
+	if !ok {
+		m = nodecache.Member{Pod: r.Pod}
+	}
+	for _, h := range m.AllHints() {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
+	}
+	for _, st := range m.Behind {
+		e.fact("service", "stands behind %s, %s", st.Front, ledTo(st))
 	}
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
@@ -81,6 +91,17 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	return e, nil
 }
 
+// ledTo says to which ports a Service leads.
+func ledTo(st *nodecache.Standing) string {
+	switch {
+	case st.AnyPort:
+		return "which leads to every port"
+	case len(st.Ports) == 0:
+		return "which leads to no TCP port"
+	}
+	return "which leads to port " + strings.Trim(strings.ReplaceAll(fmt.Sprint(st.Ports), " ", ", "), "[]")
+}
+
 func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner) {
 	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
 	if o.Info == nil {
@@ -128,6 +149,14 @@ func (a *Agent) explainService(name string) *Explanation {
 		}
 		for _, c := range s.Claimants {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
+		}
+		if len(s.Exported) > 0 {
+			e.fact(s.Namespace, "exported to the clients of %s", strings.Join(s.Exported, ", "))
+		}
+		if len(s.Claimants) > 0 {
+			for i, w := range s.Order {
+				e.fact(s.Namespace, "order %d: %s", i+1, w)
+			}
 		}
 	}
 	if nodecache.Infrastructure(name) {
