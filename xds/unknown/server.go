@@ -114,6 +114,10 @@ func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
 // Stop ends all calls, with UNAVAILABLE, and every Serve.
 func (s *Server) Stop() { s.grpc.Stop() }
 
+// Drain lets running calls end, asks clients to connect anew and takes no more.
+// It returns when no connection is left; Stop ends it.
+func (s *Server) Drain() { s.grpc.GracefulStop() }
+
 // method is what the route table takes for the path of a gRPC call.
 var method = regexp.MustCompile(`^/([A-Za-z_][A-Za-z0-9_.]*)/([A-Za-z_][A-Za-z0-9_]*)$`)
 
