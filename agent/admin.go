@@ -59,6 +59,7 @@ func (a *Agent) admin() http.Handler {
 	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
 	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
+	mux.HandleFunc("POST /recollect", a.serveRecollect)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
@@ -130,6 +131,10 @@ func (a *Agent) Status(context.Context) Status {
 			if t.Nack != nil {
 				s.Nacks++
 			}
+			s.Withheld += len(t.Withheld) + t.Suspects
+		}
+		if c.State != "" {
+			s.Slow++
 		}
 	}
 	return s

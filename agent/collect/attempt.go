@@ -20,6 +20,7 @@ const maxPods = 3
 // was there to be asked any more.
 type outcome struct {
 	info   *nodecache.Info
+	pod    *nodecache.Pod // that info is from
 	err    error
 	class  Class
 	hung   bool            // a connection was accepted and nothing was answered in time
@@ -58,16 +59,11 @@ func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) (nodecac
 	return m, true
 }
 
-// attempt asks pods of the owner until one has answered on all its ports.
-func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome {
-	var out outcome
-	o := c.dir.Owner(key)
-	if o == nil {
-		return out
-	}
-	var partial *nodecache.Info
+// attempt asks the pods, of one owner, until one has answered on all its ports.
+func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey, pods []nodecache.Member) outcome {
+	var out, partial outcome
 	useless := c.patience(key)
-	for _, m := range c.order(key, c.eligible(o)) {
+	for _, m := range pods {
 		if len(out.asked) == maxPods || useless == 0 {
 			break
 		}
@@ -79,11 +75,14 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 			continue
 		}
 		info := &nodecache.Info{Ports: a.ports, Origin: nodecache.OriginSelf, Collected: time.Now(), Pod: m.String()}
-		if a.err == nil {
-			return outcome{info: info}
+		if m.Images != "" {
+			info.Images = []string{m.Images}
 		}
-		if partial == nil && info.Reason() == "" && len(a.ports) > 0 {
-			partial = info
+		if a.err == nil {
+			return outcome{info: info, pod: m.Pod}
+		}
+		if partial.info == nil && info.Reason() == "" && len(a.ports) > 0 {
+			partial = outcome{info: info, pod: m.Pod}
 		}
 		if a.connected {
 			useless--
@@ -97,8 +96,8 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 			}
 		}
 	}
-	if partial != nil {
-		return outcome{info: partial}
+	if partial.info != nil {
+		return partial
 	}
 	return out
 }

@@ -63,6 +63,7 @@ type Collector struct {
 	ctx      context.Context // of Run; nil before
 	flights  map[nodecache.OwnerKey]*schedule.Job
 	failed   map[nodecache.OwnerKey]*failures
+	plans    map[nodecache.OwnerKey]*plan
 	timeline timeline
 	calls    callLog
 }
@@ -81,6 +82,7 @@ func New(o Options) *Collector {
 		wake:    make(chan struct{}, 1),
 		flights: map[nodecache.OwnerKey]*schedule.Job{},
 		failed:  map[nodecache.OwnerKey]*failures{},
+		plans:   map[nodecache.OwnerKey]*plan{},
 		calls:   callLog{},
 	}
 	if c.log == nil {

@@ -44,15 +44,27 @@ func (a *adminFlags) addSocket(cmd *cobra.Command) {
 // as the table that the function makes of it.
 func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Values, rows func(*table, T)) (T, error) {
 	var v T
-	switch a.output {
-	case "table", "json", "yaml":
-	default:
-		return v, usageError("--output %q: say table, json or yaml", a.output)
+	if err := a.check(); err != nil {
+		return v, err
 	}
 	body, err := ask(cmd.Context(), a.socket, path, query)
 	if err != nil {
 		return v, err
 	}
+	return present(cmd, a, body, rows)
+}
+
+// check refuses flags that no command could follow.
+func (a *adminFlags) check() error {
+	switch a.output {
+	case "table", "json", "yaml":
+		return nil
+	}
+	return usageError("--output %q: say table, json or yaml", a.output)
+}
+
+// present prints an answer as show does.
+func present[T any](cmd *cobra.Command, a *adminFlags, body []byte, rows func(*table, T)) (v T, err error) {
 	if err := json.Unmarshal(body, &v); err != nil {
 		return v, fmt.Errorf("the agent's answer is not understood (another version?): %w", err)
 	}
@@ -78,7 +90,13 @@ func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Value
 
 // ask gets path from the agent at the socket.
 func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+	return request(ctx, http.MethodGet, socket, path, query, adminTimeout)
+}
+
+// request sends a request without a body to the agent at the socket, and
+// returns what it answers within the timeout.
+func request(ctx context.Context, method, socket, path string, query url.Values, timeout time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -87,7 +105,7 @@ func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, er
 		},
 	}}
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
