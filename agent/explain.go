@@ -21,7 +21,11 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	}
 	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
-	e.fact("address", "%s on node %q", r.Addr, r.Node)
+	address := "none"
+	if r.Addr.IsValid() {
+		address = r.Addr.String()
+	}
+	e.fact("address", "%s on node %q", address, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
 	for _, h := range r.Hints {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
@@ -42,7 +46,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		return e, nil
 	}
 	a.explainOwner(e, o, r.Pod)
-	var served []string
+	var served, others []string
 	for _, m := range o.Pods {
 		if m.UID == r.UID && m.Shadowed {
 			e.Verdict = fmt.Sprintf("%s is not served: another pod that is alive has its address", id)
@@ -55,16 +59,25 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		}
 	}
 	switch {
+	case len(served) == 0 && o.Knowledge == nodecache.Known:
+		e.Verdict = fmt.Sprintf("%s is not served: it serves nothing itself, only other pods of its owner do", id)
 	case len(served) == 0 && o.Knowledge.Settled():
 		e.Verdict = fmt.Sprintf("%s is not served: its owner has no service: %s", id, o.Reason)
 	case len(served) == 0:
 		e.Verdict = strings.TrimSuffix(fmt.Sprintf("%s is not served yet: what its owner serves is %s: %s", id, o.Knowledge, o.Reason), ": ")
 	default:
-		e.Verdict = fmt.Sprintf("%s is served: %s", id, strings.Join(served, ", "))
 		for _, s := range a.services() {
-			if slices.Contains(served, s.Name) && s.Namespace == ns && !slices.Contains(s.Owners, o.Key.String()) {
-				e.fact("claimant", "%s goes to %s, since another workload provides it", s.Name, strings.Join(s.Owners, ", "))
+			if slices.Contains(served, s.Name) && s.Namespace == ns && slices.Contains(s.Claimants, o.Key.String()) {
+				e.fact("claimant", "%s goes to %s, which provides it", s.Name, strings.Join(s.Owners, ", "))
+				served = slices.DeleteFunc(served, func(name string) bool { return name == s.Name })
+				others = append(others, s.Name)
 			}
+		}
+		e.Verdict = fmt.Sprintf("%s is served: %s", id, strings.Join(served, ", "))
+		if len(served) == 0 {
+			e.Verdict = fmt.Sprintf("%s gets no calls: another workload provides %s", id, strings.Join(others, ", "))
+		} else if len(others) > 0 {
+			e.Verdict += "; another workload provides " + strings.Join(others, ", ")
 		}
 	}
 	return e, nil
@@ -127,14 +140,18 @@ func (a *Agent) explainService(name string) *Explanation {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
 		}
 	}
+	if nodecache.Infrastructure(name) {
+		e.Verdict = name + " is infrastructure, which is never served by its name alone"
+		return e
+	}
 	for _, o := range a.dir.Owners() {
-		if !o.Knowledge.Settled() {
+		if found == 0 && !o.Knowledge.Settled() {
 			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
 		}
 	}
 	switch {
-	case nodecache.Infrastructure(name):
-		e.Verdict = name + " is infrastructure, which is never served by its name alone"
+	case found == 0 && !a.source.Status().Synced:
+		e.Verdict = name + " is not known, and the source has not synced yet"
 	case found == 0 && len(e.Facts) == 0:
 		e.Verdict = name + " is not served: no owner has it"
 	case found == 0:

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
 
+	goyaml "go.yaml.in/yaml/v2"
 	corev1 "k8s.io/api/core/v1"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
@@ -88,9 +90,13 @@ func documents(data []byte) ([]json.RawMessage, error) {
 func jsonDocuments(data []byte) ([]json.RawMessage, error) {
 	var docs []json.RawMessage
 	dec := json.NewDecoder(bytes.NewReader(data))
-	for dec.More() {
+	for {
 		var doc json.RawMessage
-		if err := dec.Decode(&doc); err != nil {
+		err := dec.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
 			offset := dec.InputOffset()
 			var syntax *json.SyntaxError
 			if errors.As(err, &syntax) {
@@ -101,13 +107,15 @@ func jsonDocuments(data []byte) ([]json.RawMessage, error) {
 		}
 		docs = append(docs, doc)
 	}
-	return docs, nil
 }
 
 func yamlDocuments(data []byte) ([]json.RawMessage, error) {
 	var docs []json.RawMessage
 	for start, text := range yamlSplit(data) {
 		doc, err := yaml.YAMLToJSON(text)
+		if err == nil {
+			err = ends(text)
+		}
 		if err != nil {
 			return nil, errors.New(shiftLines(oneLine(err), start))
 		}
@@ -116,6 +124,28 @@ func yamlDocuments(data []byte) ([]json.RawMessage, error) {
 		}
 	}
 	return docs, nil
+}
+
+var documentEnd = regexp.MustCompile(`(?m)^\.\.\.`)
+
+// ends refuses a text in which something stands behind its one document, which
+// the conversion to JSON does not look at. That can only be where the document
+// is in flow style, as JSON is, or has an end marker.
+func ends(text []byte) error {
+	if first := bytes.TrimSpace(text)[0]; first != '{' && first != '[' && !documentEnd.Match(text) {
+		return nil
+	}
+	dec := goyaml.NewDecoder(bytes.NewReader(text))
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		return err
+	}
+	if err := dec.Decode(&v); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	} else if err == nil {
+		return errors.New("something stands behind the end of the document")
+	}
+	return nil
 }
 
 // yamlSplit yields the documents of a stream with the number of lines before
@@ -208,6 +238,10 @@ func (w *world) addObject(file, where string, doc json.RawMessage, list typeMeta
 	case head.Items != nil || isList && head.group() == "" && (element == "" || knownKinds[""][element]):
 		if depth == maxDepth {
 			return fmt.Errorf("%s: has Lists more than %d deep", where, maxDepth)
+		}
+		if head.Kind == "" && head.APIVersion != "" && len(*head.Items) > 0 {
+			// kubectl writes apiVersion, items, kind: the rest is still to come.
+			return fmt.Errorf("%s: has items and no kind; it may be cut off", where)
 		}
 		if head.Items == nil { // most likely the rest is still to be written
 			return fmt.Errorf("%s: %s has no items; an empty one has `items: []`", where, head.Kind)

@@ -327,6 +327,10 @@ func TestLoadErrorsSayWhere(t *testing.T) {
 		{"no UID in a list", "items:\n- {kind: Pod, metadata: {name: x}}", "document 1, item 1: Pod default/x has no metadata.uid"},
 		{"list without items", "kind: List", "has no items"},
 		{"wrong type", "kind: Pod\nmetadata: {name: a, uid: a}\nspec: {hostNetwork: 3}", "document 1: is not a Pod: "},
+		{"kubectl's list, cut between items", "apiVersion: v1\nitems:\n- kind: Pod\n  metadata: {name: x, uid: x}\n", "has items and no kind"},
+		{"JSON cut behind a good list", `{"kind": "List", "items": []}` + "\n" + `{"kind": "Pod", "metadata": {"name": "q"`, "unexpected EOF"},
+		{"text behind JSON", `{"kind": "List", "items": []}` + "\n}}} [[[", "line 2: "},
+		{"document behind an end marker", a + "...\nkind: Pod\n", "expected <document start>"},
 		{"deep", strings.Repeat(`{"items":[`, 9) + strings.Repeat("]}", 9), "Lists more than 4 deep"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

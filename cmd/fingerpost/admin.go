@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,7 +42,7 @@ func (a *adminFlags) addSocket(cmd *cobra.Command) {
 
 // show asks the agent for path, and prints the answer as it came, as YAML, or
 // as the table that the function makes of it.
-func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Values, table func(*tabwriter.Writer, T)) (T, error) {
+func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Values, rows func(*table, T)) (T, error) {
 	var v T
 	if err := a.check(); err != nil {
 		return v, err
@@ -52,7 +51,7 @@ func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Value
 	if err != nil {
 		return v, err
 	}
-	return present(cmd, a, body, table)
+	return present(cmd, a, body, rows)
 }
 
 // check refuses flags that no command could follow.
@@ -65,7 +64,7 @@ func (a *adminFlags) check() error {
 }
 
 // present prints an answer as show does.
-func present[T any](cmd *cobra.Command, a *adminFlags, body []byte, table func(*tabwriter.Writer, T)) (v T, err error) {
+func present[T any](cmd *cobra.Command, a *adminFlags, body []byte, rows func(*table, T)) (v T, err error) {
 	if err := json.Unmarshal(body, &v); err != nil {
 		return v, fmt.Errorf("the agent's answer is not understood (another version?): %w", err)
 	}
@@ -82,9 +81,9 @@ func present[T any](cmd *cobra.Command, a *adminFlags, body []byte, table func(*
 			_, err = out.Write(body)
 		}
 	default:
-		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-		table(w, v)
-		err = w.Flush()
+		w := newTable(out)
+		rows(w, v)
+		err = w.flush()
 	}
 	return v, err
 }

@@ -2,11 +2,11 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,7 +52,7 @@ Exit code 1 if an owner did not answer. What was known of it stands then.`,
 				}
 			}
 			if len(failed) > 0 {
-				return fmt.Errorf("%s", strings.Join(failed, "; "))
+				return errors.New(plain(strings.Join(failed, "; ")))
 			}
 			return nil
 		},
@@ -61,10 +61,9 @@ Exit code 1 if an owner did not answer. What was known of it stands then.`,
 	return cmd
 }
 
-func recollectTable(w *tabwriter.Writer, rows []agent.Recollected) {
-	fmt.Fprintln(w, "NAMESPACE\tOWNER\tRESULT\tPOD\tSERVICES\tREASON")
+func recollectTable(w *table, rows []agent.Recollected) {
+	w.row("NAMESPACE", "OWNER", "RESULT", "POD", "SERVICES", "REASON")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", r.Owner.Namespace, r.Owner.Name, r.Report.Result, r.Report.Pod,
-			strings.Join(r.Owner.Services, ", "), r.Report.Detail)
+		w.row(r.Owner.Namespace, r.Owner.Name, r.Report.Result, r.Report.Pod, some(r.Owner.Services), r.Report.Detail)
 	}
 }
