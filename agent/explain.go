@@ -69,6 +69,8 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		}
 	}
 	switch {
+	case len(served) == 0 && o.Knowledge == nodecache.Known:
+		e.Verdict = fmt.Sprintf("%s is not served: it serves nothing itself, only other pods of its owner do", id)
 	case len(served) == 0 && o.Knowledge.Settled():
 		e.Verdict = fmt.Sprintf("%s is not served: its owner has no service: %s", id, o.Reason)
 	case len(served) == 0:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -51,7 +52,7 @@ Exit code 1 if an owner did not answer. What was known of it stands then.`,
 				}
 			}
 			if len(failed) > 0 {
-				return fmt.Errorf("%s", strings.Join(failed, "; "))
+				return errors.New(plain(strings.Join(failed, "; ")))
 			}
 			return nil
 		},
