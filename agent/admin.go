@@ -51,7 +51,7 @@ func (a *Agent) admin() http.Handler {
 	get("/owners", func(*http.Request) (any, error) {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
-			views = append(views, viewOwner(o))
+			views = append(views, viewOwner(o, a.config.onlyNode()))
 		}
 		return views, nil
 	})

@@ -146,7 +146,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, ExportAll: c.ExportDefault == "all", Report: a.refused,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused,
 	})
 	if err != nil {
 		a.close()

@@ -107,7 +107,7 @@ func ledTo(st *nodecache.Standing) string {
 // explainOwner says what is known of the owner, and of that what holds for the
 // pod.
 func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.Pod) {
-	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 	if o.Info == nil {
 		return
 	}
@@ -175,7 +175,7 @@ func (a *Agent) explainService(name string) *Explanation {
 	}
 	for _, o := range a.dir.Owners() {
 		if found == 0 && !o.Knowledge.Settled() {
-			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 		}
 	}
 	switch {

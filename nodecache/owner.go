@@ -123,6 +123,19 @@ func (o *Owner) Ports(service string) []uint16 {
 	return slices.Compact(ports)
 }
 
+// WhyNotAsked says in one phrase why no pod of the owner may be asked what it
+// serves now, and "" if one may. node is the one node whose pods may be asked,
+// empty for all.
+func (o *Owner) WhyNotAsked(node string) string {
+	why := "it has no pod"
+	for _, m := range o.Pods {
+		if why = m.WhyNotAsked(node); why == "" {
+			return ""
+		}
+	}
+	return why
+}
+
 // judge says what is known of an owner, from what its record stores, its info
 // (nil if there is none) and its pods: one that nobody needs to ask is Known by
 // declaration, or None for the reason returned.

@@ -33,22 +33,18 @@ type outcome struct {
 func (c *Collector) eligible(o *nodecache.Owner) []nodecache.Member {
 	var ms []nodecache.Member
 	for _, m := range o.Pods {
-		if !m.Shadowed && c.mayDial(m) {
+		if m.WhyNotAsked(c.only) == "" {
 			ms = append(ms, m)
 		}
 	}
 	return ms
 }
 
-func (c *Collector) mayDial(m nodecache.Member) bool {
-	return m.State == nodecache.Serving && (c.scope != ScopeNode || m.Node == c.node) && len(m.DialPorts()) > 0
-}
-
 // current returns what the directory holds of the pod now, and whether it may
 // still be dialled: an address may have passed to another pod meanwhile.
 func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) (nodecache.Member, bool) {
 	m, ok := c.dir.Member(was.UID)
-	if !ok || m.Owner != key || m.Addr != was.Addr || !c.mayDial(m) {
+	if !ok || m.Owner != key || m.Addr != was.Addr || m.WhyNotAsked(c.only) != "" {
 		return m, false
 	}
 	if !m.HostNetwork {

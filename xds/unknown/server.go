@@ -206,11 +206,20 @@ func (s *Server) wait(ctx context.Context, namespace, service string, answer res
 func pending(a resources.Answer) []nodecache.OwnerKey {
 	var keys []nodecache.OwnerKey
 	for _, o := range a.Suspects {
-		if o.Knowledge != nodecache.Failed {
+		if o.Knowledge != nodecache.Failed && unasked(o) == "" {
 			keys = append(keys, o.Key)
 		}
 	}
 	return keys
+}
+
+// unasked says why an owner that nobody has asked will not be asked soon, empty
+// if it will.
+func unasked(o *nodecache.Owner) string {
+	if o.Knowledge != nodecache.Unknown || len(o.Pods) == 0 {
+		return ""
+	}
+	return o.WhyNotAsked("")
 }
 
 // describe names the owner that most likely decides, and how many more there
@@ -233,6 +242,9 @@ func describe(suspects []*nodecache.Owner) string {
 		text = o.Name + " is being asked what it serves"
 	default:
 		text = o.Name + " has not been asked yet what it serves"
+		if why := unasked(o); why != "" {
+			text = o.Name + " cannot be asked what it serves: " + why
+		}
 	}
 	if n := len(suspects) - 1; n > 0 {
 		text += fmt.Sprintf(" (and %d more owners)", n)
