@@ -34,6 +34,8 @@ type Directory struct {
 	routes     map[string]*Route
 	routesOf   map[OwnerKey]map[string]struct{}
 	subs       map[*Subscription]struct{}
+
+	infoChanges uint64 // counts changes of infos
 }
 
 // record is an owner that has pods.
@@ -140,6 +142,7 @@ func (d *Directory) reserve(key OwnerKey) *record {
 			delete(d.infos, key)
 		} else {
 			d.infos[key] = &learned{info: l.info}
+			d.infoChanges++
 			rec.stored = knowledgeOf(l.info)
 		}
 	}
@@ -176,6 +179,7 @@ func (d *Directory) retain(p *Pod) {
 	if last == nil {
 		return
 	}
+	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: p.Workload,
 		last: last, until: time.Now().Add(d.keep),
@@ -232,6 +236,7 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 		return err
 	}
 	d.infos[r.Key] = &learned{info: info}
+	d.infoChanges++
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
 	d.changed(r.Key)
@@ -297,6 +302,7 @@ func (d *Directory) Expire(now time.Time) int {
 	for key, l := range d.infos {
 		if !l.until.IsZero() && !now.Before(l.until) {
 			delete(d.infos, key)
+			d.infoChanges++
 			d.changed(key)
 			n++
 		}
