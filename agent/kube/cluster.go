@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // Namespaces are listed before pods, so that no pod of one that opted out is
@@ -35,7 +37,9 @@ type Cluster struct {
 	store  *Store
 	log    *slog.Logger
 	queue  *queue
-	synced chan struct{}
+
+	synced, current chan struct{}
+	program         string // and its version
 
 	pods, namespaces *health
 	// namespacesTried is closed after the first list of namespaces, complete
@@ -44,8 +48,15 @@ type Cluster struct {
 	tried           <-chan struct{}
 
 	// mu guards what follows.
-	mu      sync.Mutex
-	barrier uint64 // that of the first list of pods; 0 before it
+	mu        sync.Mutex
+	clusterID string // the UID of kube-system; empty before it was seen
+	version   uint64 // to which the watch of pods has come; 0 before its list
+	// target is a version that the API server had reached after the start.
+	target  uint64
+	stored  nodecache.Unit // the checkpoint; see Resume
+	resumed bool           // its pods were taken over
+
+	syncReached, currentReached bool
 }
 
 // NewCluster returns a source that watches the API server of the config, as
@@ -80,6 +91,8 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 		log:             log,
 		queue:           newQueue(),
 		synced:          make(chan struct{}),
+		current:         make(chan struct{}),
+		program:         config.UserAgent,
 		pods:            &health{what: "pods", log: log},
 		namespaces:      &health{what: "namespaces", log: log},
 		namespacesTried: sync.OnceFunc(func() { close(tried) }),
@@ -89,6 +102,9 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 
 // Synced implements [Source].
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
+
+// Current implements [Source].
+func (c *Cluster) Current() <-chan struct{} { return c.current }
 
 // Status implements [Source]. Pods are what counts; trouble with namespaces is
 // shown where pods have none.
@@ -118,7 +134,9 @@ func (c *Cluster) Run(ctx context.Context) error {
 	c.pods.listing()
 	var worker, reflectors sync.WaitGroup
 	worker.Go(func() { c.work(ctx) })
-	reflectors.Go(func() { c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.namespaces) })
+	reflectors.Go(func() { c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.namespaces, nil) })
+	stored := make(chan *resumption, 1)
+	reflectors.Go(func() { stored <- c.readStored() })
 	head := time.NewTimer(namespaceHead)
 	defer head.Stop()
 	select {
@@ -126,7 +144,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	case <-head.C:
 	case <-ctx.Done():
 	}
-	reflectors.Go(func() { c.reflect(ctx, "pods", &corev1.Pod{}, c.pods) })
+	reflectors.Go(func() { c.reflect(ctx, "pods", &corev1.Pod{}, c.pods, c.resumable(<-stored)) })
 	<-ctx.Done()
 	worker.Wait()
 	stopped := make(chan struct{})
@@ -138,10 +156,11 @@ func (c *Cluster) Run(ctx context.Context) error {
 	return nil
 }
 
-// reflect lists and watches one resource until ctx ends.
-func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, h *health) {
+// reflect lists and watches one resource until ctx ends. It begins with resume,
+// if that is not nil.
+func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, h *health, resume *resumption) {
 	logger := klog.FromContext(ctx)
-	r := cache.NewReflectorWithOptions(c.listWatch(resource, h), kind, &sink{c: c, health: h}, cache.ReflectorOptions{
+	r := cache.NewReflectorWithOptions(c.listWatch(resource, h, resume), kind, &sink{c: c, health: h, resume: resume}, cache.ReflectorOptions{
 		Name:            resource,
 		TypeDescription: resource,
 		Logger:          &logger,
@@ -153,7 +172,7 @@ func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Obj
 }
 
 // listWatch tells health what the reflector keeps to itself.
-func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
+func (c *Cluster) listWatch(resource string, h *health, resume *resumption) cache.ListerWatcher {
 	failed := func(ctx context.Context, err error) {
 		if ctx.Err() == nil {
 			h.failed(err)
@@ -161,6 +180,9 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			if list := resume.list(); list != nil {
+				return list, nil
+			}
 			h.listing()
 			list, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
@@ -174,11 +196,19 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
 			lists := o.SendInitialEvents != nil && *o.SendInitialEvents
+			if lists && resume.offered() {
+				return nil, errResumes
+			}
+			if !lists {
+				resume.shorten(&o)
+			}
 			if lists {
 				h.listing()
 			}
 			w, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {
+			case err == nil && !lists && resume.pending():
+				w = resume.guard(w)
 			case err == nil && lists:
 				h.connected()
 			case err == nil:
@@ -190,6 +220,9 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 				// after any other error, a plain list comes next, and tells.
 				err = fmt.Errorf("API server: %s", oneLine(err))
 			}
+			if err != nil && ctx.Err() == nil && !lists && !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
+				resume.refuse(oneLine(err))
+			}
 			return w, err
 		},
 	}, c.client)
@@ -198,23 +231,13 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 // work applies changes one after another: readers of the store and of the
 // directory wait for one of them at most.
 func (c *Cluster) work(ctx context.Context) {
-	done := false
 	for {
 		key, ch, ok := c.queue.take(ctx)
 		if !ok {
 			return
 		}
 		c.applyChange(key, ch)
-		finished := c.queue.finish()
-		if done {
-			continue
-		}
-		c.mu.Lock()
-		done = c.barrier != 0 && finished >= c.barrier
-		c.mu.Unlock()
-		if done {
-			close(c.synced)
-		}
+		c.queue.finish()
 	}
 }
 
@@ -226,7 +249,6 @@ func (c *Cluster) applyChange(key name, ch change) {
 		c.store.SetNamespace(o.name, o.optedOut)
 	default:
 		switch {
-		case key == syncMark:
 		case key.namespace == "":
 			c.store.SetNamespace(key.name, false)
 		default:
@@ -235,27 +257,17 @@ func (c *Cluster) applyChange(key name, ch change) {
 	}
 }
 
-// syncMark goes through the queue behind the first list, so that its end is
-// seen also where it was empty. No object has this name.
-var syncMark = name{}
-
 // replaced takes over a complete list.
-func (c *Cluster) replaced(objects []object, h *health) {
+func (c *Cluster) replaced(objects []object, version string, h *health) {
 	if h == c.namespaces {
-		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" && key != syncMark })
+		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" })
+		c.identify(objects, version)
 		c.namespacesTried()
 		return
 	}
-	barrier := c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
-	c.mu.Lock()
-	first := c.barrier == 0
-	if first {
-		c.barrier = barrier + 1
-	}
-	c.mu.Unlock()
-	if first {
-		c.queue.remove(syncMark, "")
-	}
+	c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
+	c.heard(version)
+	c.reached(true)
 }
 
 func (c *Cluster) namespaceNames() []name {
@@ -271,11 +283,13 @@ func (c *Cluster) namespaceNames() []name {
 type sink struct {
 	c      *Cluster
 	health *health
+	resume *resumption
 }
 
 var (
 	_ cache.TransformingStore      = (*sink)(nil)
 	_ cache.ReflectorBookmarkStore = (*sink)(nil)
+	_ cache.ResourceVersionUpdater = (*sink)(nil)
 )
 
 // Transformer makes the reflector's own list small while it is streamed.
@@ -297,7 +311,7 @@ func shrink(o any) object {
 		}
 	case *corev1.Namespace:
 		if o != nil {
-			return &namespace{name: o.Name, optedOut: optsOut(o.Annotations)}
+			return &namespace{name: o.Name, id: string(o.UID), optedOut: optsOut(o.Annotations)}
 		}
 	case *Record:
 		return o
@@ -344,7 +358,10 @@ func (s *sink) Delete(o any) error {
 	return nil
 }
 
-func (s *sink) Replace(list []any, _ string) error {
+func (s *sink) Replace(list []any, version string) error {
+	if s.resume.listed() {
+		return nil // the watch decides whether the checkpoint is taken
+	}
 	objects := make([]object, 0, len(list))
 	for i, o := range list {
 		small := shrink(o)
@@ -354,12 +371,19 @@ func (s *sink) Replace(list []any, _ string) error {
 		objects = append(objects, small)
 		list[i] = nil
 	}
-	s.c.replaced(objects, s.health)
+	s.c.replaced(objects, version, s.health)
 	s.health.current(true)
 	return nil
 }
 
 func (s *sink) Resync() error { return nil }
+
+// UpdateResourceVersion hears of each event's version after the event.
+func (s *sink) UpdateResourceVersion(version string) {
+	if s.health == s.c.pods {
+		s.c.heard(version)
+	}
+}
 
 func (s *sink) Bookmark(string) error {
 	s.health.current(false)

@@ -19,7 +19,7 @@ func (r *Record) uid() string { return r.UID }
 // namespace is what is kept of a namespace. Its key has no namespace, which
 // every pod's has.
 type namespace struct {
-	name     string
+	name, id string
 	optedOut bool
 }
 
@@ -49,6 +49,13 @@ type queue struct {
 	inFlight *name  // taken and not finished
 	put      uint64 // names ever put into order
 	finished uint64 // of these
+	waiters  []waiter
+}
+
+// waiter waits until what was put before a moment is applied.
+type waiter struct {
+	barrier uint64
+	done    chan struct{}
 }
 
 func newQueue() *queue {
@@ -84,9 +91,8 @@ func (q *queue) remove(key name, uid string) {
 }
 
 // replace puts the objects of a complete list, and the end of every other name
-// that is held, was taken or waits and is one that the list would have. It
-// returns the barrier that is passed once all of this was applied.
-func (q *queue) replace(objects []object, held func() []name, listed func(name) bool) uint64 {
+// that is held, was taken or waits and is one that the list would have.
+func (q *queue) replace(objects []object, held func() []name, listed func(name) bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	there := make(map[name]struct{}, len(objects))
@@ -112,7 +118,6 @@ func (q *queue) replace(objects []object, held func() []name, listed func(name) 
 	for _, key := range slices.Clone(q.order) {
 		end(key)
 	}
-	return q.put
 }
 
 // set needs mu.
@@ -152,13 +157,30 @@ func (q *queue) take(ctx context.Context) (name, change, bool) {
 	return name{}, change{}, false
 }
 
-// finish ends what take began, and returns how many names were applied.
-func (q *queue) finish() uint64 {
+// finish ends what take began.
+func (q *queue) finish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.inFlight = nil
 	q.finished++
-	return q.finished
+	q.waiters = slices.DeleteFunc(q.waiters, func(w waiter) bool {
+		if w.barrier > q.finished {
+			return false
+		}
+		close(w.done)
+		return true
+	})
+}
+
+// whenApplied closes done once everything put so far is applied.
+func (q *queue) whenApplied(done chan struct{}) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.finished >= q.put {
+		close(done)
+		return
+	}
+	q.waiters = append(q.waiters, waiter{q.put, done})
 }
 
 func (q *queue) len() int {

@@ -27,7 +27,7 @@ func newBench() *bench {
 	log := slog.New(slog.DiscardHandler)
 	dir := nodecache.New(nodecache.Options{})
 	c := &Cluster{
-		store: NewStore(dir, log), log: log, queue: newQueue(), synced: make(chan struct{}),
+		store: NewStore(dir, log), log: log, queue: newQueue(), synced: make(chan struct{}), current: make(chan struct{}),
 		pods: &health{log: log}, namespaces: &health{log: log}, namespacesTried: func() {},
 	}
 	return &bench{sink: &sink{c: c, health: c.pods}, dir: dir}
