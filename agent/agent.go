@@ -60,7 +60,9 @@ type Agent struct {
 	feed      *feed
 	server    *ads.Server
 	gate      gate
-	invalid   prometheus.Counter
+	// checkpoint belongs to newAgent, then to keepCheckpoint.
+	checkpoint *checkpoint
+	invalid    prometheus.Counter
 
 	adsSocket, unknownSocket, adminSocket *socket.Socket
 
@@ -103,17 +105,16 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.log.Warn(w)
 	}
 	a.parts = map[string]string{
-		"checkpoint": "off: not built yet",
-		"identity":   "off: not built yet",
-		"kernel":     "off: not built yet",
-		"on-demand":  "off: not built yet",
-		"peers":      "off: not built yet",
-		"routes":     "off: not built yet",
-		"takeover":   "off: not built yet",
-		"http":       "off: no address",
-		"tracing":    "off: no address",
-		"locality":   "even",
-		"export":     "none",
+		"identity":  "off: not built yet",
+		"kernel":    "off: not built yet",
+		"on-demand": "off: not built yet",
+		"peers":     "off: not built yet",
+		"routes":    "off: not built yet",
+		"takeover":  "off: not built yet",
+		"http":      "off: no address",
+		"tracing":   "off: no address",
+		"locality":  "even",
+		"export":    "none",
 	}
 	if c.Takeover {
 		a.parts["takeover"] = "off: not built yet; --takeover changes nothing"
@@ -130,6 +131,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if c.ExportDefault != "none" {
 		a.parts["export"] = fmt.Sprintf("none: %s is not built yet", c.ExportDefault)
 	}
+	a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	a.collector = collect.New(collect.Options{
 		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry,
@@ -207,7 +209,7 @@ func (a *Agent) run(ctx context.Context) error {
 		}
 	}
 	adsServer := ads.NewGRPCServer(a.server)
-	unknownServer := unknown.New(a.compiler, unknown.Options{Synced: a.gate.open.Load, Hurry: a.hurry})
+	unknownServer := unknown.New(a.compiler, unknown.Options{Synced: a.complete, Hurry: a.hurry})
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
@@ -218,6 +220,7 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return unknownServer.Serve(a.unknownSocket) })
 	g.Go(func() error { return serveHTTP(ctx, a.adminSocket, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })
+	g.Go(func() error { return a.keepCheckpoint(ctx) })
 	if a.config.HTTPAddress != "" {
 		g.Go(func() error { return a.serveHealth(ctx) })
 	}
