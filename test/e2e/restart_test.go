@@ -79,7 +79,6 @@ func TestAgentServesAgainAfterEachKill(t *testing.T) {
 	}
 }
 
-// A killed agent leaves its sockets behind, which may be anybody's by then.
 func TestSecondAgentOnOnePathIsRefusedUntilTheFirstIsGone(t *testing.T) {
 	t.Parallel()
 	w, s := newWorld(t), newSite(t)

@@ -314,8 +314,8 @@ func (a *agentProcess) connected(id string, types ...string) {
 	})
 }
 
-// metric returns the value of a metric of the agent, with its labels as
-// printed; 0 if there is none.
+// metric returns the value of a metric of the agent, named with its labels as
+// printed.
 func (a *agentProcess) metric(name string) string {
 	a.t.Helper()
 	_, text, err := a.get("/metrics")
@@ -327,7 +327,8 @@ func (a *agentProcess) metric(name string) string {
 			return value
 		}
 	}
-	return "0"
+	a.t.Fatalf("the agent has no metric %s:\n%s", name, text)
+	return ""
 }
 
 // reflectionHold holds back the reflection of servers that have its option.

@@ -140,10 +140,14 @@ func TestProviderIsOneWorkloadAndStaysOverRollout(t *testing.T) {
 func TestEvidenceFollowsTheWorstOwnerWithPods(t *testing.T) {
 	w := newWorld(t)
 	p := pod("10.0.0.1", nodecache.Serving)
+	hung := owner("b", "b", nodecache.Failed, p)
+	hung.Hung = true
 	for i, step := range []struct {
 		o    *nodecache.Owner
 		want xds.Evidence
 	}{
+		{hung, xds.Pending},
+		{owner("b", "b", nodecache.Failed, p), xds.Failed},
 		{owner("a", "a", nodecache.Unknown, p), xds.Pending},
 		{owner("b", "b", nodecache.Failed, p), xds.Pending},
 		{owner("a", "a", nodecache.Collecting, p), xds.Pending},
