@@ -144,7 +144,13 @@ func (c *Cluster) Run(ctx context.Context) error {
 	case <-head.C:
 	case <-ctx.Done():
 	}
-	reflectors.Go(func() { c.reflect(ctx, "pods", &corev1.Pod{}, c.pods, c.resumable(<-stored)) })
+	reflectors.Go(func() {
+		resume := c.resumable(<-stored)
+		if resume != nil {
+			reflectors.Go(func() { resume.advance(ctx) })
+		}
+		c.reflect(ctx, "pods", &corev1.Pod{}, c.pods, resume)
+	})
 	<-ctx.Done()
 	worker.Wait()
 	stopped := make(chan struct{})

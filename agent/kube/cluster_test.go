@@ -69,6 +69,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	stream := q.Get("sendInitialEvents") == "true"
 	kind := "list"
 	switch {
+	case q.Get("fieldSelector") != "":
+		kind = "selection" // which has nothing in it
 	case stream:
 		kind = "stream"
 	case q.Get("watch") != "":
@@ -109,7 +111,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	events := make(chan string, 10000)
 	if stream {
 		for _, o := range values(held) {
-			events <- event("ADDED", o)
+			if kind == "stream" {
+				events <- event("ADDED", o)
+			}
 		}
 		if !s.noBookmark {
 			events <- fmt.Sprintf(`{"type":"BOOKMARK","object":{"apiVersion":"v1","kind":%q,"metadata":{"resourceVersion":"%d","annotations":{"k8s.io/initial-events-end":"true"}}}}`,

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"strconv"
 	"strings"
@@ -41,6 +42,8 @@ type resumption struct {
 	line    string
 	version string
 	records []*Record
+	// accepted is closed when the pods were taken over.
+	accepted chan struct{}
 
 	// mu guards what follows.
 	mu    sync.Mutex
@@ -85,7 +88,7 @@ func (c *Cluster) readStored() *resumption {
 		c.log.Warn("the pods of the checkpoint cannot be read and are listed", "error", err)
 		return nil
 	}
-	return &resumption{c: c, line: u.Line, version: strconv.FormatUint(u.Version, 10), records: records}
+	return &resumption{c: c, line: u.Line, version: strconv.FormatUint(u.Version, 10), records: records, accepted: make(chan struct{})}
 }
 
 // resumable returns r if it is of the cluster that was found.
@@ -200,7 +203,38 @@ func (r *resumption) accept() {
 	r.c.mu.Unlock()
 	r.c.heard(r.version)
 	r.c.pods.current(true)
+	close(r.accepted)
 	r.c.log.Info("resumed from the checkpoint", "pods", len(objects), "version", r.version)
+}
+
+// nobody selects no pod: no object has a name like this.
+const nobody = "metadata.name=-"
+
+// advance makes the API server learn how far its store is, as it does for a
+// streamed list: the bookmarks of a resource that rests may lag behind by
+// minutes, and tell nothing then. This list has no pod in it.
+func (r *resumption) advance(ctx context.Context) {
+	select {
+	case <-r.accepted:
+	case <-r.c.current:
+		return
+	case <-ctx.Done():
+		return
+	}
+	initial, seconds := true, int64(10*catchUpSeconds)
+	w, err := r.c.client.Get().Resource("pods").VersionedParams(&metav1.ListOptions{
+		Watch: true, FieldSelector: nobody, TimeoutSeconds: &seconds, AllowWatchBookmarks: true,
+		SendInitialEvents: &initial, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
+	}, metav1.ParameterCodec).Watch(ctx)
+	if err != nil {
+		return // one that knows no streamed lists; a bookmark comes all the same
+	}
+	defer w.Stop()
+	select {
+	case <-w.ResultChan(): // the end of the list
+	case <-r.c.current:
+	case <-ctx.Done():
+	}
 }
 
 // guarded is a watch from the checkpoint's version.

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -253,8 +255,17 @@ func (c *cluster) gateway(t *testing.T) *gateway {
 	if err != nil {
 		t.Fatal(err)
 	}
+	config, err := clientcmd.LoadFromFile(c.kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A client keeps its token from an address that is not encrypted.
+	bearer := "Bearer " + config.AuthInfos["admin"].Token
 	proxy := &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Header.Set("Authorization", bearer)
+		},
 		Transport:     transport,
 		FlushInterval: -1,
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
@@ -263,7 +274,9 @@ func (c *cluster) gateway(t *testing.T) *gateway {
 	g.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if q := r.URL.Query(); r.URL.Path == "/api/v1/pods" {
 			g.mu.Lock()
-			if q.Get("watch") == "" || q.Get("sendInitialEvents") == "true" {
+			if q.Get("fieldSelector") != "" {
+				// It selects nothing.
+			} else if q.Get("watch") == "" || q.Get("sendInitialEvents") == "true" {
 				g.lists++
 			} else {
 				g.watches = append(g.watches, q.Get("resourceVersion"))
@@ -273,10 +286,6 @@ func (c *cluster) gateway(t *testing.T) *gateway {
 		proxy.ServeHTTP(rw, r)
 	}))
 	t.Cleanup(g.Close)
-	config, err := clientcmd.LoadFromFile(c.kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, cluster := range config.Clusters {
 		cluster.Server, cluster.CertificateAuthorityData = g.URL, nil
 	}
@@ -364,30 +373,46 @@ func TestWarmRestartResumesFromTheAPIServer(t *testing.T) {
 	if n := r.streams(); n != streams {
 		t.Errorf("%d reflection streams after the restart", n-streams)
 	}
-	a.stop()
-	_ = again.end()
+	r.release()
+}
 
-	// A version from long ago: all is listed, and nothing is lost.
-	saved, err = k.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	saved.Pods.Version, saved.Pods.Force = 1, true
-	if err := k.Save(saved.Infos, saved.Pods); err != nil {
-		t.Fatal(err)
-	}
-	third := c.create(newPod("cart-1-c", "", next.Port()), "192.0.2.77")
+// An API server that was started anew knows nothing of what was before.
+func TestWarmRestartListsWhereTheVersionIsTooOld(t *testing.T) {
+	c := inCluster(t, harness.StartAPIServer(t))
+	r := newReflections()
+	old, server := c.serve("cart-1-a", []string{"shop.v1.Cart"}, r.option())
+	g, s, k := c.gateway(t), newSite(t), newCheckpoint(t)
+	args := []string{"--source", "kube", "--kubeconfig", g.kubeconfig, "--state-dir", k.Dir}
+	node := &corev3.Node{Id: c.ns + "/web"}
+	name := c.ns + "/shop.v1.Cart"
+	a := s.start(t, args...).ready()
+	before := connectRaw(t, s.ads, client.Options{Delta: true, Node: node})
+	before.subscribeAll(name)
+	before.endpoints(name, server.Addr())
+	a.stop()
+	_ = before.end()
+	streams := r.streams()
+
+	_, next := c.serve("cart-1-b", []string{"shop.v1.Cart"}, r.option())
+	c.Remove(t, old)
+	c.Restart(t)
+	g.asked()
 	a = s.start(t, args...).ready()
-	late := connectRaw(t, s.ads, client.Options{Delta: true, Node: node, Memory: again.Memory()})
-	late.subscribeAll(name("Cart"))
-	late.endpoints(name("Cart"), next.Addr(), fmt.Sprintf("%s:%d", third.Status.PodIP, next.Port()))
-	if lists, _ := g.asked(); lists == 0 {
-		t.Error("nothing was listed")
+	after := connectRaw(t, s.ads, client.Options{Delta: true, Node: node, Memory: before.Memory()})
+	after.subscribeAll(name)
+	after.endpoints(name, next.Addr())
+	if lists, watches := g.asked(); lists == 0 || len(watches) == 0 {
+		t.Errorf("%d lists, watches from %v, want a watch in vain and a list", lists, watches)
 	}
 	if !strings.Contains(a.log.String(), "does not resume") {
 		t.Error("the log does not say that the version is too old")
 	}
-	r.release()
+	if got := after.spoken(); !slices.Equal(got, []string{"eds " + name}) {
+		t.Errorf("the client was sent %v, want the new endpoints alone", got)
+	}
+	if n := r.streams(); n != streams {
+		t.Errorf("%d reflection streams after the restart", n-streams)
+	}
 }
 
 // A name that a client brings is gone only when the watch has caught up.
@@ -403,6 +428,12 @@ func TestResumedWatchRemovesWhatIsNotThere(t *testing.T) {
 	a.stop()
 	_ = before.end()
 
+	// Versions go on without any event of a pod: only a bookmark can tell that
+	// there was none.
+	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
+	if _, err := c.Client.CoreV1().ConfigMaps(c.ns).Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	memory := before.Memory()
 	memory.Resources[xds.Cluster][c.ns+"/shop.v1.Never"] = client.Resource{Name: c.ns + "/shop.v1.Never", Version: "1"}
 	s.start(t, args...).ready()
