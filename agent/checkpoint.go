@@ -81,6 +81,9 @@ func (a *Agent) restore() {
 	}
 	k.file.Log = a.log
 	saved, err := k.file.Load()
+	if err == nil {
+		err = k.file.Prepare()
+	}
 	a.checkpointState(err)
 	n := a.dir.Restore(saved.Infos, time.Now())
 	if n > 0 {

@@ -50,7 +50,7 @@ const (
 // The zero Checkpoint is of no use; set Dir. Its methods block on the disk and
 // may not be called concurrently.
 type Checkpoint struct {
-	// Dir is the directory of the file. It is made by the first Save.
+	// Dir is the directory of the file. Prepare and Save make it.
 	Dir string
 	// Log is told of a file that was set aside; nil discards.
 	Log *slog.Logger
@@ -84,6 +84,22 @@ type savedOwner struct {
 	Workload Workload
 	Info     Info       // without Files
 	Files    [][][]byte // by port: the hashes of its files
+}
+
+// Prepare makes the directory and returns an error if it could not be written.
+func (c *Checkpoint) Prepare() error {
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return err
+	}
+	f, err := c.openLock()
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func (c *Checkpoint) openLock() (*os.File, error) {
+	return os.OpenFile(c.path()+".lock", os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 }
 
 // Load reads the checkpoint. Where there is none, or none that can be read, it
@@ -276,7 +292,7 @@ func (c *Checkpoint) setAside(err error) error {
 // lock waits for the lock of the directory. It is released when the file is
 // closed, also by the kernel.
 func (c *Checkpoint) lock() (*os.File, error) {
-	f, err := os.OpenFile(c.path()+".lock", os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	f, err := c.openLock()
 	if err != nil {
 		return nil, err
 	}

@@ -352,6 +352,10 @@ func TestDirectoryThatCannotBeWrittenIsAnError(t *testing.T) {
 	if err := s.Save(nil, nodecache.Unit{}); err == nil {
 		t.Error("saved below a file")
 	}
+	if err := s.Prepare(); err == nil {
+		t.Error("prepared below a file")
+	}
+	must(t, newState(t).Prepare())
 }
 
 func TestTenThousandOwnersAreLoaded(t *testing.T) {

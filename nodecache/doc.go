@@ -23,6 +23,9 @@
 // or a workload that scales to zero and back therefore costs no second
 // collect, and its services keep their cluster meanwhile.
 //
+// What was learned outlives the process, too: a [Checkpoint] keeps what
+// [Directory.Snapshot] returns, and [Directory.Restore] makes it known again.
+//
 // Subscribers are told which owners changed, at least once for every change
 // and coalesced by owner, and read the current view themselves.
 package nodecache
