@@ -363,7 +363,7 @@ func TestTenThousandOwnersAreLoaded(t *testing.T) {
 	var infos []nodecache.SavedInfo
 	for i := range 10_000 {
 		in := savedInfo(fmt.Sprintf("owner-%05d", i), 1, fmt.Sprintf("pkg%d.A", i), fmt.Sprintf("pkg%d.B", i))
-		in.Info.Ports[0].Files = []unique.Handle[string]{unique.Make(fmt.Sprintf("%2000d", i)), unique.Make("shared")}
+		in.Info.Ports[0].Files = []unique.Handle[string]{unique.Make(fmt.Sprintf("%500d", i)), unique.Make("shared")}
 		infos = append(infos, in)
 	}
 	begun := time.Now()

@@ -254,10 +254,9 @@ func (c *Cluster) applyChange(key name, ch change) {
 	case *namespace:
 		c.store.SetNamespace(o.name, o.optedOut)
 	default:
-		switch {
-		case key.namespace == "":
+		if key.namespace == "" {
 			c.store.SetNamespace(key.name, false)
-		default:
+		} else {
 			c.store.Remove(key.namespace, key.name, ch.gone...)
 		}
 	}

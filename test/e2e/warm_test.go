@@ -361,7 +361,7 @@ func TestWarmRestartResumesFromTheAPIServer(t *testing.T) {
 	if next.Port() != oldServer.Port() {
 		t.Fatal("the owner's port changed")
 	}
-	a = s.start(t, args...).ready()
+	s.start(t, args...).ready()
 	again := connectRaw(t, s.ads, client.Options{Delta: true, Node: node, Memory: before.Memory()})
 	again.subscribeAll(name("Cart"), name("Gone"))
 	again.endpoints(name("Cart"), next.Addr())
