@@ -114,7 +114,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		"http":      "off: no address",
 		"tracing":   "off: no address",
 		"locality":  "even",
-		"export":    "none",
+		"export":    c.ExportDefault,
 	}
 	if c.Takeover {
 		a.parts["takeover"] = "off: not built yet; --takeover changes nothing"
@@ -127,9 +127,6 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	if c.Locality != "even" {
 		a.parts["locality"] = fmt.Sprintf("even: %s is not built yet", c.Locality)
-	}
-	if c.ExportDefault != "none" {
-		a.parts["export"] = fmt.Sprintf("none: %s is not built yet", c.ExportDefault)
 	}
 	a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
@@ -144,7 +141,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Report: a.refused,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, ExportAll: c.ExportDefault == "all", Report: a.refused,
 	})
 	if err != nil {
 		a.close()

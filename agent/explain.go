@@ -21,10 +21,24 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	}
 	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
-	e.fact("address", "%s on node %q", r.Addr, r.Node)
+	if r.Unready {
+		e.fact("ready", "no; it serves all the same, since every Service in front of it publishes pods that are not ready")
+	}
+	address := "none"
+	if r.Addr.IsValid() {
+		address = r.Addr.String()
+	}
+	e.fact("address", "%s on node %q", address, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
-	for _, h := range r.Hints {
+	m, ok := a.dir.Member(r.UID)
+	if !ok {
+		m = nodecache.Member{Pod: r.Pod}
+	}
+	for _, h := range m.AllHints() {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
+	}
+	for _, st := range m.Behind {
+		e.fact("service", "stands behind %s, %s", st.Front, ledTo(st))
 	}
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
@@ -42,7 +56,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		return e, nil
 	}
 	a.explainOwner(e, o)
-	var served []string
+	var served, others []string
 	for _, m := range o.Pods {
 		if m.UID == r.UID && m.Shadowed {
 			e.Verdict = fmt.Sprintf("%s is not served: another pod that is alive has its address", id)
@@ -60,14 +74,32 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	case len(served) == 0:
 		e.Verdict = strings.TrimSuffix(fmt.Sprintf("%s is not served yet: what its owner serves is %s: %s", id, o.Knowledge, o.Reason), ": ")
 	default:
-		e.Verdict = fmt.Sprintf("%s is served: %s", id, strings.Join(served, ", "))
 		for _, s := range a.services() {
-			if slices.Contains(served, s.Name) && s.Namespace == ns && !slices.Contains(s.Owners, o.Key.String()) {
-				e.fact("claimant", "%s goes to %s, since another workload provides it", s.Name, strings.Join(s.Owners, ", "))
+			if slices.Contains(served, s.Name) && s.Namespace == ns && slices.Contains(s.Claimants, o.Key.String()) {
+				e.fact("claimant", "%s goes to %s, which provides it", s.Name, strings.Join(s.Owners, ", "))
+				served = slices.DeleteFunc(served, func(name string) bool { return name == s.Name })
+				others = append(others, s.Name)
 			}
+		}
+		e.Verdict = fmt.Sprintf("%s is served: %s", id, strings.Join(served, ", "))
+		if len(served) == 0 {
+			e.Verdict = fmt.Sprintf("%s gets no calls: another workload provides %s", id, strings.Join(others, ", "))
+		} else if len(others) > 0 {
+			e.Verdict += "; another workload provides " + strings.Join(others, ", ")
 		}
 	}
 	return e, nil
+}
+
+// ledTo says to which ports a Service leads.
+func ledTo(st *nodecache.Standing) string {
+	switch {
+	case st.AnyPort:
+		return "which leads to every port"
+	case len(st.Ports) == 0:
+		return "which leads to no TCP port"
+	}
+	return "which leads to port " + strings.Trim(strings.ReplaceAll(fmt.Sprint(st.Ports), " ", ", "), "[]")
 }
 
 func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner) {
@@ -118,15 +150,27 @@ func (a *Agent) explainService(name string) *Explanation {
 		for _, c := range s.Claimants {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
 		}
+		if len(s.Exported) > 0 {
+			e.fact(s.Namespace, "exported to the clients of %s", strings.Join(s.Exported, ", "))
+		}
+		if len(s.Claimants) > 0 {
+			for i, w := range s.Order {
+				e.fact(s.Namespace, "order %d: %s", i+1, w)
+			}
+		}
+	}
+	if nodecache.Infrastructure(name) {
+		e.Verdict = name + " is infrastructure, which is never served by its name alone"
+		return e
 	}
 	for _, o := range a.dir.Owners() {
-		if !o.Knowledge.Settled() {
+		if found == 0 && !o.Knowledge.Settled() {
 			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
 		}
 	}
 	switch {
-	case nodecache.Infrastructure(name):
-		e.Verdict = name + " is infrastructure, which is never served by its name alone"
+	case found == 0 && !a.source.Status().Synced:
+		e.Verdict = name + " is not known, and the source has not synced yet"
 	case found == 0 && len(e.Facts) == 0:
 		e.Verdict = name + " is not served: no owner has it"
 	case found == 0:

@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -18,19 +19,17 @@ import (
 )
 
 // FindEnvoy returns the path of an Envoy binary: the one asked for, that of
-// the environment variable ENVOY, one on the PATH, or the one that make test
-// keeps; empty if there is none. It returns an error if the one asked for
-// cannot be run.
+// the environment variable ENVOY, or one on the PATH; empty if there is none.
+// It returns an error if the one asked for, or named by ENVOY, cannot be run.
 func FindEnvoy(asked string) (string, error) {
-	if asked != "" {
+	if asked = cmp.Or(asked, os.Getenv("ENVOY")); asked != "" {
 		return exec.LookPath(asked)
 	}
-	for _, c := range []string{os.Getenv("ENVOY"), "envoy"} {
-		if path, err := exec.LookPath(c); err == nil {
-			return path, nil
-		}
+	path, err := exec.LookPath("envoy")
+	if err != nil {
+		return "", nil // the demo does without
 	}
-	return "", nil
+	return path, nil
 }
 
 // envoy starts a sidecar with the bootstrap that fingerpost bootstrap writes,

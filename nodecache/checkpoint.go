@@ -82,6 +82,7 @@ type Saved struct {
 type savedOwner struct {
 	Name     string
 	Workload Workload
+	Export   string     `json:",omitempty"`
 	Info     Info       // without Files
 	Files    [][][]byte // by port: the hashes of its files
 }
@@ -179,7 +180,7 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	if len(v.Files) != len(v.Info.Ports) {
 		return SavedInfo{}, errors.New("ports and files do not match")
 	}
-	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Info: &v.Info}
+	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Export: v.Export, Info: &v.Info}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)
 	}

@@ -95,7 +95,7 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Info: *s.Info, Files: make([][][]byte, len(s.Info.Ports))}
+		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: *s.Info, Files: make([][][]byte, len(s.Info.Ports))}
 		v.Info.Ports = slices.Clone(v.Info.Ports)
 		for i := range v.Info.Ports {
 			p := &v.Info.Ports[i]

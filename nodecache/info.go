@@ -112,14 +112,18 @@ func (i *Info) Reason() string {
 	return strings.Join(lines, "; ")
 }
 
-// port returns the lowest port that serves the service.
-func (i *Info) port(service string) (uint16, bool) {
+// ports returns the ports that serve the service, sorted. A nil info has none.
+func (i *Info) ports(service string) []uint16 {
+	if i == nil {
+		return nil
+	}
+	var ports []uint16
 	for _, p := range i.Ports {
 		if _, ok := slices.BinarySearchFunc(p.Services, service, compareName); ok {
-			return p.Port, true
+			ports = append(ports, p.Port)
 		}
 	}
-	return 0, false
+	return ports
 }
 
 func compareName(s Service, name string) int { return strings.Compare(s.Name, name) }

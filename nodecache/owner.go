@@ -30,16 +30,14 @@ type Owner struct {
 	// Info is nil unless the owner was collected. Where there are no pods it
 	// also holds what the last of them declared.
 	Info *Info
+	// Behind says behind which Services the pods stand, the oldest first: one
+	// entry for each. Where no pod stands anywhere, it is where they stood.
+	Behind []*Standing
+	// Export holds what the pods say together of [Pod.Export], sorted; where
+	// there are none, what the last of them said. Nil where none says anything.
+	Export []string
 	// Routes is sorted by route UID, rule and match.
 	Routes []RouteEntry
-}
-
-// Member is a pod of an owner.
-type Member struct {
-	*Pod
-	// Shadowed is set where another pod that is alive claims the same address:
-	// the address is not this pod's any more, and it gets no calls.
-	Shadowed bool
 }
 
 // Target is where a call to a service may go.
@@ -68,42 +66,42 @@ func (o *Owner) Services() []string {
 	return slices.Compact(names)
 }
 
-// Targets returns where the service is served, in the order of Pods. A pod's
-// own declaration goes before the owner's info.
+// Targets returns where the service is served, in the order of Pods, each pod
+// once. A pod's own declaration goes before the owner's info. Of several ports
+// that serve it, one that the pod's annotation names is taken, else one behind
+// some Service, else the lowest.
 func (o *Owner) Targets(service string) []Target {
 	var ts []Target
-	infoPort, inInfo := uint16(0), false
-	if o.Info != nil {
-		infoPort, inInfo = o.Info.port(service)
-	}
+	answered := o.Info.ports(service)
 	for _, m := range o.Pods {
 		if m.Shadowed {
 			continue
 		}
-		port, ok := m.declaredPort(service)
-		if !ok && inInfo && !m.declares(infoPort) {
-			port, ok = infoPort, true
-		}
-		if ok {
+		if port, ok := m.port(service, answered); ok {
 			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
 		}
 	}
 	return ts
 }
 
-func (p *Pod) declaredPort(service string) (uint16, bool) {
-	for _, d := range p.Declared {
-		if _, ok := slices.BinarySearch(d.Services, service); ok {
-			return d.Port, true
+// Ports returns the ports on which the service answered or is declared, sorted.
+func (o *Owner) Ports(service string) []uint16 {
+	ports := o.Info.ports(service)
+	for _, m := range o.Pods {
+		for _, d := range m.Declared {
+			if d.has(service) {
+				ports = append(ports, d.Port)
+			}
 		}
 	}
-	return 0, false
+	slices.Sort(ports)
+	return slices.Compact(ports)
 }
 
 // judge says what is known of an owner, from what its record stores, its info
 // (nil if there is none) and its pods: one that nobody needs to ask is Known by
 // declaration, or None for the reason returned.
-func judge(stored Knowledge, info *Info, pods []*Pod) (Knowledge, string) {
+func judge(stored Knowledge, info *Info, pods []Member) (Knowledge, string) {
 	if stored == Known {
 		return Known, ""
 	}
@@ -131,8 +129,8 @@ func judge(stored Knowledge, info *Info, pods []*Pod) (Knowledge, string) {
 }
 
 // setKnowledge fills Knowledge, Reason and Origin. Info must be set.
-func (o *Owner) setKnowledge(stored Knowledge, pods []*Pod) {
-	o.Knowledge, o.Reason = judge(stored, o.Info, pods)
+func (o *Owner) setKnowledge(stored Knowledge) {
+	o.Knowledge, o.Reason = judge(stored, o.Info, o.Pods)
 	if o.Info != nil {
 		o.Origin = o.Info.Origin
 	}

@@ -13,6 +13,8 @@ type SavedInfo struct {
 	Name     string // display name, as ReplicaSet/a-5d9
 	Workload Workload
 	Info     *Info
+	// Export is the last pod's, for an owner without pods.
+	Export string
 	// Until is when the info ends, for an owner without pods; zero for one
 	// that has pods.
 	Until time.Time
@@ -33,7 +35,7 @@ func (d *Directory) Snapshot() []SavedInfo {
 			if l == nil || l.info == nil {
 				continue
 			}
-			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Until: l.until}
+			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Export: l.export, Until: l.until}
 			if rec != nil {
 				s.Name, s.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
 			}
@@ -69,7 +71,7 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 		if rec != nil {
 			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(&info), "", time.Time{}, false
 		} else {
-			l.name, l.workload, l.last = s.Name, s.Workload, &info
+			l.name, l.workload, l.export, l.last = s.Name, s.Workload, s.Export, &info
 			l.until = now.Add(d.keep)
 			if !s.Until.IsZero() && s.Until.Before(l.until) {
 				l.until = s.Until

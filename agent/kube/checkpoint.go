@@ -32,8 +32,8 @@ type savedPod struct {
 	Of, At   int
 }
 
-// encodePods writes records as they say of themselves: what their namespace
-// adds is not in it.
+// encodePods writes records as they say of themselves: what their namespace and
+// Services add is not in it.
 func encodePods(records []*Record) ([]byte, error) {
 	s := savedPods{Pods: make([]savedPod, 0, len(records))}
 	ofs, ats := map[unique.Handle[origin]]int{}, map[unique.Handle[place]]int{}
@@ -53,6 +53,9 @@ func encodePods(records []*Record) ([]byte, error) {
 		p := *r.Pod
 		p.Namespace, p.Owner, p.OwnerName, p.Workload = "", nodecache.OwnerKey{}, "", nodecache.Workload{}
 		p.Node, p.Zone = "", ""
+		if p.Unready { // the Services' word
+			p.State, p.Reason, p.Unready = nodecache.Absent, ReasonNotReady, false
+		}
 		s.Pods = append(s.Pods, savedPod{Pod: p, Notes: r.Notes, OptedOut: r.optedOut, Of: of, At: at})
 	}
 	return encodeSaved(&s)
@@ -83,7 +86,7 @@ func decodePods(data []byte) ([]*Record, error) {
 			return nil, fmt.Errorf("pod %d is of no owner", i)
 		}
 		p := saved.Pod // apart from the others, which may go before it
-		if p.UID == "" || p.Name == "" || p.State > nodecache.Draining || p.State != nodecache.Absent && !p.Addr.IsValid() {
+		if p.UID == "" || p.Name == "" || p.Unready || p.State > nodecache.Draining || p.State != nodecache.Absent && !p.Addr.IsValid() {
 			return nil, fmt.Errorf("pod %d is none", i)
 		}
 		r := &Record{Pod: &p, Notes: saved.Notes, optedOut: saved.OptedOut, of: ofs[saved.Of], at: ats[saved.At]}
@@ -92,7 +95,7 @@ func decodePods(data []byte) ([]*Record, error) {
 		p.Owner = nodecache.OwnerKey{UID: of.uid, Revision: of.revision}
 		p.Workload = nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name}
 		p.Node, p.Zone = at.node, at.zone
-		p.Created, p.CollectOff = p.Created.UTC(), saved.OptedOut
+		p.Created, p.CollectOff, p.Export = p.Created.UTC(), saved.OptedOut, unique.Make(p.Export).Value()
 		if p.Namespace == "" {
 			return nil, fmt.Errorf("pod %d is in no namespace", i)
 		}
@@ -116,7 +119,7 @@ func (c *Cluster) Checkpoint(ctx context.Context) (nodecache.Unit, error) {
 		return nodecache.Unit{}, errNotSaved
 	}
 	applied := make(chan struct{})
-	c.queue.whenApplied(applied)
+	c.queue.whenApplied(func() { close(applied) })
 	select {
 	case <-applied:
 	case <-ctx.Done():
@@ -165,9 +168,9 @@ func (c *Cluster) reached(current bool) {
 	c.syncReached, c.currentReached = true, c.currentReached || current
 	c.mu.Unlock()
 	if synced {
-		c.queue.whenApplied(c.synced)
+		c.queue.whenApplied(func() { close(c.podsSynced) })
 	}
 	if current {
-		c.queue.whenApplied(c.current)
+		c.queue.whenApplied(func() { close(c.podsCurrent) })
 	}
 }

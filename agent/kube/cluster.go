@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -41,7 +42,11 @@ type Cluster struct {
 	synced, current chan struct{}
 	program         string // and its version
 
+	// Closed once the pods are; synced and current wait for the lanes as well.
+	podsSynced, podsCurrent chan struct{}
+
 	pods, namespaces *health
+	lanes            []*lane // Services and their slices
 	// namespacesTried is closed after the first list of namespaces, complete
 	// or failed.
 	namespacesTried func()
@@ -59,6 +64,9 @@ type Cluster struct {
 	syncReached, currentReached bool
 }
 
+// discovery is the API group of EndpointSlices.
+var discovery = discoveryv1.SchemeGroupVersion
+
 // NewCluster returns a source that watches the API server of the config, as
 // "fingerpost/<version>". It makes no connection yet, and a server that cannot
 // be reached is no error: it is tried again and shown by Status. A nil log
@@ -68,8 +76,10 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 		log = slog.New(slog.DiscardHandler)
 	}
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, err
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
 	}
 	config = rest.CopyConfig(config)
 	config.APIPath = "/api"
@@ -78,26 +88,39 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.UserAgent = "fingerpost/" + version
-	config.QPS = -1 // two watches need no limit
+	config.QPS = -1 // a few watches need no limit
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
+	config = rest.CopyConfig(config)
+	config.APIPath, config.GroupVersion = "/apis", &discovery
+	slices, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
 	tried := make(chan struct{})
-	return &Cluster{
+	c := &Cluster{
 		client:          client,
 		store:           store,
 		log:             log,
 		queue:           newQueue(),
 		synced:          make(chan struct{}),
+		podsSynced:      make(chan struct{}),
+		podsCurrent:     make(chan struct{}),
 		current:         make(chan struct{}),
 		program:         config.UserAgent,
 		pods:            &health{what: "pods", log: log},
 		namespaces:      &health{what: "namespaces", log: log},
 		namespacesTried: sync.OnceFunc(func() { close(tried) }),
 		tried:           tried,
-	}, nil
+	}
+	c.lanes = []*lane{
+		newLane("services", &corev1.Service{}, client, &health{what: "services", log: log}, store.serviceNames, c.applyService),
+		newLane("endpointslices", &discoveryv1.EndpointSlice{}, slices, &health{what: "endpointslices", log: log}, store.sliceNames, c.applySlice),
+	}
+	return c, nil
 }
 
 // Synced implements [Source].
@@ -106,18 +129,25 @@ func (c *Cluster) Synced() <-chan struct{} { return c.synced }
 // Current implements [Source].
 func (c *Cluster) Current() <-chan struct{} { return c.current }
 
-// Status implements [Source]. Pods are what counts; trouble with namespaces is
-// shown where pods have none.
+// Status implements [Source]. Pods are what counts; trouble with another
+// resource is shown where pods have none.
 func (c *Cluster) Status() Status {
 	st := Status{Kind: "kube", Pods: c.store.Len(), Pending: c.queue.len()}
+	others := []*health{c.namespaces}
+	for _, l := range c.lanes {
+		st.Pending += l.queue.len()
+		others = append(others, l.health)
+	}
 	select {
 	case <-c.synced:
 		st.Synced = true
 	default:
 	}
 	since, err := c.pods.trouble()
-	if since.IsZero() {
-		since, err = c.namespaces.trouble()
+	for _, h := range others {
+		if since.IsZero() {
+			since, err = h.trouble()
+		}
 	}
 	if !since.IsZero() {
 		st.stale(since, err)
@@ -134,7 +164,17 @@ func (c *Cluster) Run(ctx context.Context) error {
 	c.pods.listing()
 	var worker, reflectors sync.WaitGroup
 	worker.Go(func() { c.work(ctx) })
-	reflectors.Go(func() { c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.namespaces, nil) })
+	worker.Go(func() { c.sync(ctx) })
+	for _, l := range c.lanes {
+		worker.Go(func() { l.work(ctx) })
+		reflectors.Go(func() {
+			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused, nil))
+		})
+	}
+	refused := func(error) { c.namespacesTried() }
+	reflectors.Go(func() {
+		c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.sink(c.namespaces, nil), c.listWatch(c.client, "namespaces", c.namespaces, refused, nil))
+	})
 	stored := make(chan *resumption, 1)
 	reflectors.Go(func() { stored <- c.readStored() })
 	head := time.NewTimer(namespaceHead)
@@ -149,7 +189,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 		if resume != nil {
 			reflectors.Go(func() { resume.advance(ctx) })
 		}
-		c.reflect(ctx, "pods", &corev1.Pod{}, c.pods, resume)
+		c.reflect(ctx, "pods", &corev1.Pod{}, c.sink(c.pods, resume), c.listWatch(c.client, "pods", c.pods, func(error) {}, resume))
 	})
 	<-ctx.Done()
 	worker.Wait()
@@ -162,11 +202,10 @@ func (c *Cluster) Run(ctx context.Context) error {
 	return nil
 }
 
-// reflect lists and watches one resource until ctx ends. It begins with resume,
-// if that is not nil.
-func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, h *health, resume *resumption) {
+// reflect lists and watches one resource until ctx ends.
+func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, into cache.ReflectorStore, from cache.ListerWatcher) {
 	logger := klog.FromContext(ctx)
-	r := cache.NewReflectorWithOptions(c.listWatch(resource, h, resume), kind, &sink{c: c, health: h, resume: resume}, cache.ReflectorOptions{
+	r := cache.NewReflectorWithOptions(from, kind, into, cache.ReflectorOptions{
 		Name:            resource,
 		TypeDescription: resource,
 		Logger:          &logger,
@@ -177,8 +216,9 @@ func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Obj
 	r.RunWithContext(ctx)
 }
 
-// listWatch tells health what the reflector keeps to itself.
-func (c *Cluster) listWatch(resource string, h *health, resume *resumption) cache.ListerWatcher {
+// listWatch tells health what the reflector keeps to itself, and refused of
+// each list that failed. It begins with resume, if that is not nil.
+func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, refused func(error), resume *resumption) cache.ListerWatcher {
 	failed := func(ctx context.Context, err error) {
 		if ctx.Err() == nil {
 			h.failed(err)
@@ -190,12 +230,10 @@ func (c *Cluster) listWatch(resource string, h *health, resume *resumption) cach
 				return list, nil
 			}
 			h.listing()
-			list, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
+			list, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
 				failed(ctx, err)
-				if h == c.namespaces {
-					c.namespacesTried()
-				}
+				refused(err)
 			}
 			return list, err
 		},
@@ -211,7 +249,7 @@ func (c *Cluster) listWatch(resource string, h *health, resume *resumption) cach
 			if lists {
 				h.listing()
 			}
-			w, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
+			w, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {
 			case err == nil && !lists && resume.pending():
 				w = resume.guard(w)
@@ -231,7 +269,7 @@ func (c *Cluster) listWatch(resource string, h *health, resume *resumption) cach
 			}
 			return w, err
 		},
-	}, c.client)
+	}, client)
 }
 
 // work applies changes one after another: readers of the store and of the
@@ -244,6 +282,28 @@ func (c *Cluster) work(ctx context.Context) {
 		}
 		c.applyChange(key, ch)
 		c.queue.finish()
+	}
+}
+
+// sync closes synced once the first list of everything was applied, and then
+// current once the pods are.
+func (c *Cluster) sync(ctx context.Context) {
+	all := []<-chan struct{}{c.podsSynced}
+	for _, l := range c.lanes {
+		all = append(all, l.synced)
+	}
+	for _, one := range all {
+		select {
+		case <-one:
+		case <-ctx.Done():
+			return
+		}
+	}
+	close(c.synced)
+	select {
+	case <-c.podsCurrent:
+		close(c.current)
+	case <-ctx.Done():
 	}
 }
 
@@ -286,9 +346,19 @@ func (c *Cluster) namespaceNames() []name {
 // sink is the store of a reflector that keeps nothing: it makes objects small
 // and queues them.
 type sink struct {
-	c      *Cluster
-	health *health
-	resume *resumption
+	queue    *queue
+	health   *health
+	resume   *resumption
+	replaced func(objects []object, version string)
+	heard    func(version string) // of each event, after it; nil: nobody
+}
+
+func (c *Cluster) sink(h *health, resume *resumption) *sink {
+	s := &sink{queue: c.queue, health: h, resume: resume, replaced: func(objects []object, version string) { c.replaced(objects, version, h) }}
+	if h == c.pods {
+		s.heard = c.heard
+	}
+	return s
 }
 
 var (
@@ -307,7 +377,7 @@ func (s *sink) Transformer() cache.TransformFunc {
 	}
 }
 
-// shrink returns nil for what is no pod and no namespace.
+// shrink returns nil for what is nothing that is watched.
 func shrink(o any) object {
 	switch o := o.(type) {
 	case *corev1.Pod:
@@ -318,9 +388,15 @@ func shrink(o any) object {
 		if o != nil {
 			return &namespace{name: o.Name, id: string(o.UID), optedOut: optsOut(o.Annotations)}
 		}
-	case *Record:
-		return o
-	case *namespace:
+	case *corev1.Service:
+		if o != nil {
+			return &front{ConvertService(o)}
+		}
+	case *discoveryv1.EndpointSlice:
+		if o != nil {
+			return &slice{ConvertSlice(o)}
+		}
+	case object:
 		return o
 	}
 	return nil
@@ -331,7 +407,7 @@ func (s *sink) Add(o any) error {
 	if small == nil {
 		return fmt.Errorf("unexpected %T", o)
 	}
-	s.c.queue.upsert(small)
+	s.queue.upsert(small)
 	s.health.current(false)
 	return nil
 }
@@ -351,7 +427,7 @@ func (s *sink) Delete(o any) error {
 			if err != nil || n == "" {
 				return fmt.Errorf("deletion of %q", t.Key)
 			}
-			s.c.queue.remove(name{ns, n}, "")
+			s.queue.remove(name{ns, n}, "")
 			return nil
 		}
 	}
@@ -359,7 +435,7 @@ func (s *sink) Delete(o any) error {
 	if small == nil {
 		return fmt.Errorf("unexpected %T", o)
 	}
-	s.c.queue.remove(small.key(), small.uid())
+	s.queue.remove(small.key(), small.uid())
 	return nil
 }
 
@@ -376,7 +452,7 @@ func (s *sink) Replace(list []any, version string) error {
 		objects = append(objects, small)
 		list[i] = nil
 	}
-	s.c.replaced(objects, version, s.health)
+	s.replaced(objects, version)
 	s.health.current(true)
 	return nil
 }
@@ -385,8 +461,8 @@ func (s *sink) Resync() error { return nil }
 
 // UpdateResourceVersion hears of each event's version after the event.
 func (s *sink) UpdateResourceVersion(version string) {
-	if s.health == s.c.pods {
-		s.c.heard(version)
+	if s.heard != nil {
+		s.heard(version)
 	}
 }
 

@@ -59,6 +59,9 @@ func (h klogHandler) Enabled(ctx context.Context, level slog.Level) bool {
 
 func (h klogHandler) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = h.lowered(r.Level)
+	if !h.Handler.Enabled(ctx, r.Level) {
+		return nil // not everybody asks Enabled first
+	}
 	return h.Handler.Handle(ctx, r)
 }
 

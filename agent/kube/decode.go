@@ -2,21 +2,29 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
 
+	goyaml "go.yaml.in/yaml/v2"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // world is what a file source says of the cluster at one moment.
 type world struct {
 	pods     map[name]*Record
+	services map[name]*nodecache.Front
+	slices   map[name]*nodecache.Slice
 	optedOut map[string]struct{} // namespaces
 	kept     map[string]int
 	ignored  map[string]int
@@ -28,6 +36,8 @@ type world struct {
 func newWorld() *world {
 	return &world{
 		pods:     map[name]*Record{},
+		services: map[name]*nodecache.Front{},
+		slices:   map[name]*nodecache.Slice{},
 		optedOut: map[string]struct{}{},
 		kept:     map[string]int{},
 		ignored:  map[string]int{},
@@ -88,9 +98,13 @@ func documents(data []byte) ([]json.RawMessage, error) {
 func jsonDocuments(data []byte) ([]json.RawMessage, error) {
 	var docs []json.RawMessage
 	dec := json.NewDecoder(bytes.NewReader(data))
-	for dec.More() {
+	for {
 		var doc json.RawMessage
-		if err := dec.Decode(&doc); err != nil {
+		err := dec.Decode(&doc)
+		if errors.Is(err, io.EOF) {
+			return docs, nil
+		}
+		if err != nil {
 			offset := dec.InputOffset()
 			var syntax *json.SyntaxError
 			if errors.As(err, &syntax) {
@@ -101,13 +115,15 @@ func jsonDocuments(data []byte) ([]json.RawMessage, error) {
 		}
 		docs = append(docs, doc)
 	}
-	return docs, nil
 }
 
 func yamlDocuments(data []byte) ([]json.RawMessage, error) {
 	var docs []json.RawMessage
 	for start, text := range yamlSplit(data) {
 		doc, err := yaml.YAMLToJSON(text)
+		if err == nil {
+			err = ends(text)
+		}
 		if err != nil {
 			return nil, errors.New(shiftLines(oneLine(err), start))
 		}
@@ -116,6 +132,28 @@ func yamlDocuments(data []byte) ([]json.RawMessage, error) {
 		}
 	}
 	return docs, nil
+}
+
+var documentEnd = regexp.MustCompile(`(?m)^\.\.\.`)
+
+// ends refuses a text in which something stands behind its one document, which
+// the conversion to JSON does not look at. That can only be where the document
+// is in flow style, as JSON is, or has an end marker.
+func ends(text []byte) error {
+	if first := bytes.TrimSpace(text)[0]; first != '{' && first != '[' && !documentEnd.Match(text) {
+		return nil
+	}
+	dec := goyaml.NewDecoder(bytes.NewReader(text))
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		return err
+	}
+	if err := dec.Decode(&v); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	} else if err == nil {
+		return errors.New("something stands behind the end of the document")
+	}
+	return nil
 }
 
 // yamlSplit yields the documents of a stream with the number of lines before
@@ -209,6 +247,10 @@ func (w *world) addObject(file, where string, doc json.RawMessage, list typeMeta
 		if depth == maxDepth {
 			return fmt.Errorf("%s: has Lists more than %d deep", where, maxDepth)
 		}
+		if head.Kind == "" && head.APIVersion != "" && len(*head.Items) > 0 {
+			// kubectl writes apiVersion, items, kind: the rest is still to come.
+			return fmt.Errorf("%s: has items and no kind; it may be cut off", where)
+		}
 		if head.Items == nil { // most likely the rest is still to be written
 			return fmt.Errorf("%s: %s has no items; an empty one has `items: []`", where, head.Kind)
 		}
@@ -231,6 +273,10 @@ func (w *world) addObject(file, where string, doc json.RawMessage, list typeMeta
 		return w.addPod(file, where, doc)
 	case head.Kind == "Namespace":
 		return w.addNamespace(where, doc)
+	case head.Kind == "Service":
+		return w.addService(where, doc)
+	case head.Kind == "EndpointSlice":
+		return w.addSlice(where, doc)
 	}
 	w.kept[head.Kind]++
 	return nil
@@ -273,6 +319,34 @@ func (w *world) addNamespace(where string, doc json.RawMessage) error {
 	if optsOut(ns.Annotations) {
 		w.optedOut[ns.Name] = struct{}{}
 	}
+	return nil
+}
+
+// addService and addSlice take an object that stands there twice as its last:
+// Services have no identity that a second one could take.
+func (w *world) addService(where string, doc json.RawMessage) error {
+	s := &corev1.Service{}
+	if err := kjson.Unmarshal(doc, s); err != nil {
+		return fmt.Errorf("%s: is not a Service: %s", where, oneLine(err))
+	}
+	if s.Name == "" {
+		return fmt.Errorf("%s: Service has no metadata.name", where)
+	}
+	s.Namespace = cmp.Or(s.Namespace, "default")
+	w.services[name{s.Namespace, s.Name}] = ConvertService(s)
+	return nil
+}
+
+func (w *world) addSlice(where string, doc json.RawMessage) error {
+	s := &discoveryv1.EndpointSlice{}
+	if err := kjson.Unmarshal(doc, s); err != nil {
+		return fmt.Errorf("%s: is not an EndpointSlice: %s", where, oneLine(err))
+	}
+	if s.Name == "" {
+		return fmt.Errorf("%s: EndpointSlice has no metadata.name", where)
+	}
+	s.Namespace = cmp.Or(s.Namespace, "default")
+	w.slices[name{s.Namespace, s.Name}] = ConvertSlice(s)
 	return nil
 }
 

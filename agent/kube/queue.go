@@ -8,7 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// object is what a watch delivers, made small: a *Record or a *namespace.
+// object is what a watch delivers, made small: a *Record, a *namespace, a *front
+// or a *slice.
 type object interface {
 	key() name
 	uid() string
@@ -55,7 +56,7 @@ type queue struct {
 // waiter waits until what was put before a moment is applied.
 type waiter struct {
 	barrier uint64
-	done    chan struct{}
+	done    func()
 }
 
 func newQueue() *queue {
@@ -167,17 +168,18 @@ func (q *queue) finish() {
 		if w.barrier > q.finished {
 			return false
 		}
-		close(w.done)
+		w.done()
 		return true
 	})
 }
 
-// whenApplied closes done once everything put so far is applied.
-func (q *queue) whenApplied(done chan struct{}) {
+// whenApplied calls done, which must not block, once everything put so far is
+// applied. It is called with mu held.
+func (q *queue) whenApplied(done func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.finished >= q.put {
-		close(done)
+		done()
 		return
 	}
 	q.waiters = append(q.waiters, waiter{q.put, done})

@@ -216,7 +216,7 @@ const nobody = "metadata.name=-"
 func (r *resumption) advance(ctx context.Context) {
 	select {
 	case <-r.accepted:
-	case <-r.c.current:
+	case <-r.c.podsCurrent:
 		return
 	case <-ctx.Done():
 		return
@@ -232,7 +232,7 @@ func (r *resumption) advance(ctx context.Context) {
 	defer w.Stop()
 	select {
 	case <-w.ResultChan(): // the end of the list
-	case <-r.c.current:
+	case <-r.c.podsCurrent:
 	case <-ctx.Done():
 	}
 }

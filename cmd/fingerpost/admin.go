@@ -13,7 +13,6 @@ import (
 	"net/url"
 	"strings"
 	"syscall"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,7 +42,7 @@ func (a *adminFlags) addSocket(cmd *cobra.Command) {
 
 // show asks the agent for path, and prints the answer as it came, as YAML, or
 // as the table that the function makes of it.
-func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Values, table func(*tabwriter.Writer, T)) (T, error) {
+func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Values, rows func(*table, T)) (T, error) {
 	var v T
 	switch a.output {
 	case "table", "json", "yaml":
@@ -70,9 +69,9 @@ func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Value
 			_, err = out.Write(body)
 		}
 	default:
-		w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-		table(w, v)
-		err = w.Flush()
+		w := newTable(out)
+		rows(w, v)
+		err = w.flush()
 	}
 	return v, err
 }

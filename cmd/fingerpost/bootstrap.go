@@ -20,8 +20,8 @@ func newBootstrap() *cobra.Command {
 		Long: `Print the configuration that an Envoy or a gRPC client starts with, to standard
 output.
 
-  envoy -c <(fingerpost bootstrap --format envoy)
-  GRPC_XDS_BOOTSTRAP=<(fingerpost bootstrap --format grpc)
+  fingerpost bootstrap --format envoy > envoy.yaml && envoy -c envoy.yaml
+  GRPC_XDS_BOOTSTRAP_CONFIG="$(fingerpost bootstrap --format grpc)" ./application
 
 The node id is NAMESPACE/NAME of the pod, by default from POD_NAMESPACE and
 POD_NAME.`,

@@ -22,7 +22,7 @@ where it is found. The demo ends by itself and leaves nothing behind.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			path, err := demo.FindEnvoy(envoy)
 			if err != nil {
-				return usageError("--envoy %q: %w", envoy, err)
+				return usageError("Envoy (--envoy or ENVOY): %w", err)
 			}
 			return demo.Run(cmd.Context(), demo.Options{
 				Envoy: path, Keep: keep, Out: cmd.OutOrStdout(), Command: runCommand, Version: buildVersion(),

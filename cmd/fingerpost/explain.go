@@ -1,10 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"net/url"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -53,9 +51,9 @@ func newExplainOne(use, short, kind string, check func(string) error) *cobra.Com
 	return cmd
 }
 
-func explainTable(w *tabwriter.Writer, e agent.Explanation) {
-	fmt.Fprintln(w, e.Verdict)
+func explainTable(w *table, e agent.Explanation) {
+	w.row(e.Verdict)
 	for _, f := range e.Facts {
-		fmt.Fprintf(w, "  %s\t%s\n", f.What, f.Says)
+		w.row("  "+f.What, f.Says)
 	}
 }

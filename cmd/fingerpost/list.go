@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,8 +48,9 @@ is open and whoever dials the ADS socket reaches this agent.`,
 	return cmd
 }
 
-func statusTable(w *tabwriter.Writer, s agent.Status) {
-	fmt.Fprintf(w, "node\t%s\nversion\t%s\n", s.Node, s.Version)
+func statusTable(w *table, s agent.Status) {
+	w.row("node", s.Node)
+	w.row("version", s.Version)
 	source := s.Source.Kind
 	switch {
 	case !s.Source.Synced:
@@ -60,29 +60,32 @@ func statusTable(w *tabwriter.Writer, s agent.Status) {
 	default:
 		source += ", synced"
 	}
-	fmt.Fprintf(w, "source\t%s\n", source)
+	w.row("source", source)
 	if s.Source.Error != "" {
-		fmt.Fprintf(w, "\t%s\n", s.Source.Error)
+		w.row("", s.Source.Error)
 	}
 	gate := s.Gate
 	if s.Reason != "" {
 		gate += ": " + s.Reason
 	}
-	fmt.Fprintf(w, "gate\t%s\n", gate)
+	w.row("gate", gate)
 	var owners []string
 	for _, k := range []string{"known", "none", "collecting", "unknown", "failed"} {
 		if n := s.Owners[k]; n > 0 {
 			owners = append(owners, fmt.Sprintf("%d %s", n, k))
 		}
 	}
-	fmt.Fprintf(w, "owners\t%s\npods\t%d\nproxies\t%d\nnacks\t%d\n", cmp.Or(strings.Join(owners, ", "), "0"), s.Pods, s.Proxies, s.Nacks)
+	w.row("owners", cmp.Or(strings.Join(owners, ", "), "0"))
+	w.row("pods", s.Pods)
+	w.row("proxies", s.Proxies)
+	w.row("nacks", s.Nacks)
 	parts := make([]string, 0, len(s.Parts))
 	for name := range s.Parts {
 		parts = append(parts, name)
 	}
 	slices.Sort(parts)
 	for _, name := range parts {
-		fmt.Fprintf(w, "%s\t%s\n", name, s.Parts[name])
+		w.row(name, s.Parts[name])
 	}
 }
 
@@ -101,8 +104,8 @@ func newServices() *cobra.Command {
 	return cmd
 }
 
-func servicesTable(w *tabwriter.Writer, services []resources.ServiceView) {
-	fmt.Fprintln(w, "NAMESPACE\tSERVICE\tENDPOINTS\tOWNERS\tCLAIMANTS")
+func servicesTable(w *table, services []resources.ServiceView) {
+	w.row("NAMESPACE", "SERVICE", "ENDPOINTS", "OWNERS", "CLAIMANTS")
 	for _, s := range services {
 		var eps []string
 		for _, e := range s.Endpoints {
@@ -112,8 +115,7 @@ func servicesTable(w *tabwriter.Writer, services []resources.ServiceView) {
 			}
 			eps = append(eps, ep)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", s.Namespace, s.Name,
-			cmp.Or(strings.Join(eps, ", "), "none"), strings.Join(s.Owners, ", "), strings.Join(s.Claimants, ", "))
+		w.row(s.Namespace, s.Name, cmp.Or(some(eps), "none"), some(s.Owners), some(s.Claimants))
 	}
 }
 
@@ -132,10 +134,10 @@ func newOwners() *cobra.Command {
 	return cmd
 }
 
-func ownersTable(w *tabwriter.Writer, owners []agent.OwnerView) {
-	fmt.Fprintln(w, "NAMESPACE\tOWNER\tPODS\tKNOWLEDGE\tORIGIN\tSERVICES\tREASON")
+func ownersTable(w *table, owners []agent.OwnerView) {
+	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "REASON")
 	for _, o := range owners {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, strings.Join(o.Services, ", "), o.Reason)
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(o.Services), o.Reason)
 	}
 }
 
@@ -154,14 +156,14 @@ func newProxies() *cobra.Command {
 	return cmd
 }
 
-func proxiesTable(w *tabwriter.Writer, proxies []ads.Client) {
-	fmt.Fprintln(w, "ID\tCONNECTED\tPROTOCOL\tCDS\tEDS\tLDS\tRDS\tLAST ERROR")
+func proxiesTable(w *table, proxies []ads.Client) {
+	w.row("ID", "CONNECTED", "PROTOCOL", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
 	for _, p := range proxies {
 		protocol := "sotw"
 		if p.Delta {
 			protocol = "delta"
 		}
-		row := []string{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol}
+		row := []any{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol}
 		last := ""
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]
@@ -177,6 +179,6 @@ func proxiesTable(w *tabwriter.Writer, proxies []ads.Client) {
 				row = append(row, "stale")
 			}
 		}
-		fmt.Fprintln(w, strings.Join(append(row, last), "\t"))
+		w.row(append(row, last)...)
 	}
 }

@@ -123,7 +123,8 @@ func variable(flag string) string {
 	return "FINGERPOST_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// oneLine keeps an error that spans lines, as those of parsers do, on one.
+// oneLine keeps an error that spans lines, as those of parsers do, on one, and
+// what it quotes of others away from the terminal's controls.
 func oneLine(err error) string {
-	return strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), " ")
+	return plain(strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), " "))
 }

@@ -6,14 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
+	"os"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -68,6 +70,9 @@ func newXDSGet() *cobra.Command {
 			t, err := f.check()
 			if err != nil {
 				return err
+			}
+			if f.timeout <= 0 {
+				return usageError("--timeout %s: it must be longer than 0", f.timeout)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 			defer cancel()
@@ -212,12 +217,12 @@ func (f *xdsFlags) get(ctx context.Context, out io.Writer, t xds.Type, s *client
 	if f.output == "json" {
 		return writeResources(out, rows, "  ")
 	}
-	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tVERSION\tBYTES")
+	w := newTable(out)
+	w.row("NAME", "VERSION", "BYTES")
 	for _, r := range rows {
-		fmt.Fprintf(w, "%s\t%s\t%d\n", r.Name, r.Version, len(r.Body.GetValue()))
+		w.row(r.Name, r.Version, len(r.Body.GetValue()))
 	}
-	return w.Flush()
+	return w.flush()
 }
 
 func (f *xdsFlags) watch(ctx context.Context, out io.Writer, s *client.Stream, t xds.Type) error {
@@ -245,13 +250,16 @@ func (f *xdsFlags) watch(ctx context.Context, out io.Writer, s *client.Stream, t
 
 // explain turns the error of a stream into one that says what to do.
 func (f *xdsFlags) explain(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) {
+	if code := status.Code(err); errors.Is(err, context.DeadlineExceeded) || code == codes.DeadlineExceeded || code == codes.Canceled {
 		return errors.New("no answer in time: the agent's gate may be closed (see fingerpost status), or none of the names exists, which the state-of-the-world protocol does not answer (try --delta)")
 	}
 	if err == nil {
 		err = io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("ADS at %s: %s", f.socket, status.Convert(err).Message())
+	if _, statErr := os.Stat(f.socket); errors.Is(statErr, fs.ErrNotExist) {
+		return fmt.Errorf("no agent at %s: there is no such socket; is the agent running, and is --ads-socket right?", f.socket)
+	}
+	return fmt.Errorf("ADS at %s: %s; is the agent running? see fingerpost status", f.socket, status.Convert(err).Message())
 }
 
 func writeResources(out io.Writer, rs []client.Resource, indent string) error {

@@ -191,7 +191,7 @@ func TestCommandsShowWhatTheAgentKnows(t *testing.T) {
 	})
 	t.Run("explain", func(t *testing.T) {
 		for _, test := range []struct{ kind, name, want string }{
-			{"pod", "prod/web-1-a", "is served: shop.Twice, shop.Web"},
+			{"pod", "prod/web-1-a", "is served: shop.Web; another workload provides shop.Twice"},
 			{"pod", "prod/web-1-b", "draining"},
 			{"pod", "prod/idle-1-a", "is not served: "},
 			{"pod", "prod/quiet-1-a", "no port has a gRPC hint"},

@@ -64,9 +64,13 @@ func (c *Compiler) settle(name string, u *xds.Update) {
 	if ns == nil {
 		return
 	}
+	doubts := ns.doubts
+	for _, o := range c.foreignSuspects(name) {
+		doubts[doubt(o)]++
+	}
 	worst := xds.Complete
 	for _, e := range [...]xds.Evidence{xds.Failed, xds.Pending} {
-		if ns.doubts[e] > 0 {
+		if doubts[e] > 0 {
 			worst = e
 		}
 	}
@@ -81,7 +85,7 @@ func (c *Compiler) settle(name string, u *xds.Update) {
 		close(ns.changed)
 		ns.changed = nil
 	}
-	if ns.owners == 0 {
+	if ns.owners == 0 && c.routes[name] == nil {
 		delete(c.namespaces, name)
 	}
 }
@@ -109,12 +113,12 @@ func (c *Compiler) Lookup(name, service string) Answer {
 	if _, ok := ns.services[service]; ok {
 		return Answer{Served: true}
 	}
-	if len(ns.unsettled) == 0 {
-		return Answer{}
-	}
-	a := Answer{Suspects: make([]*nodecache.Owner, 0, len(ns.unsettled))}
+	a := Answer{Suspects: c.foreignSuspects(name)}
 	for _, o := range ns.unsettled {
 		a.Suspects = append(a.Suspects, o)
+	}
+	if len(a.Suspects) == 0 {
+		return Answer{}
 	}
 	slices.SortFunc(a.Suspects, compareOwners)
 	if ns.changed == nil {

@@ -251,7 +251,7 @@ func first(md metadata.MD, key string) string {
 // the rule of the route table.
 func loopback(authority string) bool {
 	host := strings.ToLower(authority)
-	if i := strings.LastIndexByte(host, ':'); i >= 0 && strings.Trim(host[i+1:], "0123456789") == "" {
+	if i := strings.LastIndexByte(host, ':'); i >= 0 && i < len(host)-1 && strings.Trim(host[i+1:], "0123456789") == "" {
 		host = host[:i]
 	}
 	switch strings.TrimSuffix(host, ".") {
