@@ -56,7 +56,9 @@ type Agent struct {
 	feed      *feed
 	server    *ads.Server
 	gate      gate
-	invalid   prometheus.Counter
+	// checkpoint belongs to newAgent, then to keepCheckpoint.
+	checkpoint *checkpoint
+	invalid    prometheus.Counter
 
 	instance *socket.Socket // this process's own admin socket
 	// front is what holds the names, or held them last; nil while another agent
@@ -110,17 +112,16 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.log.Warn(w)
 	}
 	a.parts = map[string]string{
-		"checkpoint": "off: not built yet",
-		"identity":   "off: not built yet",
-		"kernel":     "off: not built yet",
-		"on-demand":  "off: not built yet",
-		"peers":      "off: not built yet",
-		"routes":     "off: not built yet",
-		"takeover":   "off: no --takeover; a successor can have the sockets all the same",
-		"http":       "off: no address",
-		"tracing":    "off: no address",
-		"locality":   "even",
-		"export":     c.ExportDefault,
+		"identity":  "off: not built yet",
+		"kernel":    "off: not built yet",
+		"on-demand": "off: not built yet",
+		"peers":     "off: not built yet",
+		"routes":    "off: not built yet",
+		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
+		"http":      "off: no address",
+		"tracing":   "off: no address",
+		"locality":  "even",
+		"export":    c.ExportDefault,
 	}
 	if c.Takeover {
 		a.parts["takeover"] = "on"
@@ -134,6 +135,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if c.Locality != "even" {
 		a.parts["locality"] = fmt.Sprintf("even: %s is not built yet", c.Locality)
 	}
+	a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	a.collector = collect.New(collect.Options{
 		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry,
@@ -203,6 +205,7 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })
 	g.Go(func() error { return serveHTTP(ctx, a.instance, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })
+	g.Go(func() error { return a.keepCheckpoint(ctx) })
 	if a.config.HTTPAddress != "" {
 		g.Go(func() error { return a.serveHealth(ctx) })
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/fingerpost/fingerpost/xds"
 )
 
 const (
@@ -42,6 +44,11 @@ func (a *Agent) openGate(ctx context.Context) error {
 		return nil
 	}
 	a.feed.flush()
+	current := a.current()
+	if !current {
+		// What the checkpoint lacks may be on its way.
+		a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{xds.Shared: xds.Pending}})
+	}
 	a.server.OpenGate()
 	a.gate.open.Store(true)
 	close(a.gate.opened)
@@ -50,8 +57,32 @@ func (a *Agent) openGate(ctx context.Context) error {
 	} else {
 		a.log.Info("gate open", "after", time.Since(begun).Round(time.Millisecond))
 	}
+	if current {
+		return nil
+	}
+	select {
+	case <-a.source.Current():
+	case <-ctx.Done():
+		return nil
+	}
+	a.feed.flush()
+	a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{xds.Shared: xds.Complete}})
 	return nil
 }
+
+// current tells whether everything that happened before the start was heard of.
+func (a *Agent) current() bool {
+	select {
+	case <-a.source.Current():
+		return true
+	default:
+		return false
+	}
+}
+
+// complete tells whether a name that nobody has does not exist, as far as that
+// does not hang on what owners serve.
+func (a *Agent) complete() bool { return a.gate.open.Load() && a.current() }
 
 // gateState is what status says of the gate.
 func (a *Agent) gateState() (state, reason string) {

@@ -35,6 +35,8 @@ type Directory struct {
 	routesOf   map[OwnerKey]map[string]struct{}
 	fronts     fronts
 	subs       map[*Subscription]struct{}
+
+	infoChanges uint64 // counts changes of infos
 }
 
 // record is an owner that has pods.
@@ -148,6 +150,7 @@ func (d *Directory) reserve(key OwnerKey) *record {
 			delete(d.infos, key)
 		} else {
 			d.infos[key] = &learned{info: l.info}
+			d.infoChanges++
 			rec.stored = knowledgeOf(l.info)
 		}
 	}
@@ -185,6 +188,7 @@ func (d *Directory) retain(p *Pod, behind []*Standing) {
 		d.forget(p.Owner, behind)
 		return
 	}
+	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: p.Workload,
 		last: last, behind: behind, export: p.Export, until: time.Now().Add(d.keep),
@@ -265,6 +269,7 @@ func (d *Directory) Revise(r Reservation, was, info *Info) error {
 // learn needs mu.
 func (d *Directory) learn(key OwnerKey, rec *record, info *Info) {
 	d.infos[key] = &learned{info: info}
+	d.infoChanges++
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
 	d.reaskAll(key, rec)
@@ -330,6 +335,7 @@ func (d *Directory) Expire(now time.Time) int {
 	for key, l := range d.infos {
 		if !l.until.IsZero() && !now.Before(l.until) {
 			delete(d.infos, key)
+			d.infoChanges++
 			d.forget(key, l.behind)
 			d.changed(key)
 			n++

@@ -23,6 +23,9 @@
 // or a workload that scales to zero and back therefore costs no second
 // collect, and its services keep their cluster meanwhile.
 //
+// What was learned outlives the process, too: a [Checkpoint] keeps what
+// [Directory.Snapshot] returns, and [Directory.Restore] makes it known again.
+//
 // # Services
 //
 // A [Front] is a Service, a [Slice] one of its EndpointSlices; either may come

@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // Namespaces are listed before pods, so that no pod of one that opted out is
@@ -36,9 +38,12 @@ type Cluster struct {
 	store  *Store
 	log    *slog.Logger
 	queue  *queue
-	synced chan struct{}
 
-	podsSynced chan struct{} // closed once the first list of pods was applied
+	synced, current chan struct{}
+	program         string // and its version
+
+	// Closed once the pods are; synced and current wait for the lanes as well.
+	podsSynced, podsCurrent chan struct{}
 
 	pods, namespaces *health
 	lanes            []*lane // Services and their slices
@@ -48,8 +53,15 @@ type Cluster struct {
 	tried           <-chan struct{}
 
 	// mu guards what follows.
-	mu      sync.Mutex
-	barrier uint64 // that of the first list of pods; 0 before it
+	mu        sync.Mutex
+	clusterID string // the UID of kube-system; empty before it was seen
+	version   uint64 // to which the watch of pods has come; 0 before its list
+	// target is a version that the API server had reached after the start.
+	target  uint64
+	stored  nodecache.Unit // the checkpoint; see Resume
+	resumed bool           // its pods were taken over
+
+	syncReached, currentReached bool
 }
 
 // discovery is the API group of EndpointSlices.
@@ -96,6 +108,9 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 		queue:           newQueue(),
 		synced:          make(chan struct{}),
 		podsSynced:      make(chan struct{}),
+		podsCurrent:     make(chan struct{}),
+		current:         make(chan struct{}),
+		program:         config.UserAgent,
 		pods:            &health{what: "pods", log: log},
 		namespaces:      &health{what: "namespaces", log: log},
 		namespacesTried: sync.OnceFunc(func() { close(tried) }),
@@ -110,6 +125,9 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 
 // Synced implements [Source].
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
+
+// Current implements [Source].
+func (c *Cluster) Current() <-chan struct{} { return c.current }
 
 // Status implements [Source]. Pods are what counts; trouble with another
 // resource is shown where pods have none.
@@ -150,13 +168,15 @@ func (c *Cluster) Run(ctx context.Context) error {
 	for _, l := range c.lanes {
 		worker.Go(func() { l.work(ctx) })
 		reflectors.Go(func() {
-			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused))
+			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused, nil))
 		})
 	}
 	refused := func(error) { c.namespacesTried() }
 	reflectors.Go(func() {
-		c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.sink(c.namespaces), c.listWatch(c.client, "namespaces", c.namespaces, refused))
+		c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.sink(c.namespaces, nil), c.listWatch(c.client, "namespaces", c.namespaces, refused, nil))
 	})
+	stored := make(chan *resumption, 1)
+	reflectors.Go(func() { stored <- c.readStored() })
 	head := time.NewTimer(namespaceHead)
 	defer head.Stop()
 	select {
@@ -165,7 +185,11 @@ func (c *Cluster) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	reflectors.Go(func() {
-		c.reflect(ctx, "pods", &corev1.Pod{}, c.sink(c.pods), c.listWatch(c.client, "pods", c.pods, func(error) {}))
+		resume := c.resumable(<-stored)
+		if resume != nil {
+			reflectors.Go(func() { resume.advance(ctx) })
+		}
+		c.reflect(ctx, "pods", &corev1.Pod{}, c.sink(c.pods, resume), c.listWatch(c.client, "pods", c.pods, func(error) {}, resume))
 	})
 	<-ctx.Done()
 	worker.Wait()
@@ -193,8 +217,8 @@ func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Obj
 }
 
 // listWatch tells health what the reflector keeps to itself, and refused of
-// each list that failed.
-func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, refused func(error)) cache.ListerWatcher {
+// each list that failed. It begins with resume, if that is not nil.
+func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, refused func(error), resume *resumption) cache.ListerWatcher {
 	failed := func(ctx context.Context, err error) {
 		if ctx.Err() == nil {
 			h.failed(err)
@@ -202,6 +226,9 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			if list := resume.list(); list != nil {
+				return list, nil
+			}
 			h.listing()
 			list, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
@@ -213,11 +240,19 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
 			lists := o.SendInitialEvents != nil && *o.SendInitialEvents
+			if lists && resume.offered() {
+				return nil, errResumes
+			}
+			if !lists {
+				resume.shorten(&o)
+			}
 			if lists {
 				h.listing()
 			}
 			w, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {
+			case err == nil && !lists && resume.pending():
+				w = resume.guard(w)
 			case err == nil && lists:
 				h.connected()
 			case err == nil:
@@ -229,6 +264,9 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 				// after any other error, a plain list comes next, and tells.
 				err = fmt.Errorf("API server: %s", oneLine(err))
 			}
+			if err != nil && ctx.Err() == nil && !lists && !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
+				resume.refuse(oneLine(err))
+			}
 			return w, err
 		},
 	}, client)
@@ -237,27 +275,18 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 // work applies changes one after another: readers of the store and of the
 // directory wait for one of them at most.
 func (c *Cluster) work(ctx context.Context) {
-	done := false
 	for {
 		key, ch, ok := c.queue.take(ctx)
 		if !ok {
 			return
 		}
 		c.applyChange(key, ch)
-		finished := c.queue.finish()
-		if done {
-			continue
-		}
-		c.mu.Lock()
-		done = c.barrier != 0 && finished >= c.barrier
-		c.mu.Unlock()
-		if done {
-			close(c.podsSynced)
-		}
+		c.queue.finish()
 	}
 }
 
-// sync closes synced once the first list of everything was applied.
+// sync closes synced once the first list of everything was applied, and then
+// current once the pods are.
 func (c *Cluster) sync(ctx context.Context) {
 	all := []<-chan struct{}{c.podsSynced}
 	for _, l := range c.lanes {
@@ -271,6 +300,11 @@ func (c *Cluster) sync(ctx context.Context) {
 		}
 	}
 	close(c.synced)
+	select {
+	case <-c.podsCurrent:
+		close(c.current)
+	case <-ctx.Done():
+	}
 }
 
 func (c *Cluster) applyChange(key name, ch change) {
@@ -280,37 +314,25 @@ func (c *Cluster) applyChange(key name, ch change) {
 	case *namespace:
 		c.store.SetNamespace(o.name, o.optedOut)
 	default:
-		switch {
-		case key == syncMark:
-		case key.namespace == "":
+		if key.namespace == "" {
 			c.store.SetNamespace(key.name, false)
-		default:
+		} else {
 			c.store.Remove(key.namespace, key.name, ch.gone...)
 		}
 	}
 }
 
-// syncMark goes through the queue behind the first list, so that its end is
-// seen also where it was empty. No object has this name.
-var syncMark = name{}
-
 // replaced takes over a complete list.
-func (c *Cluster) replaced(objects []object, h *health) {
+func (c *Cluster) replaced(objects []object, version string, h *health) {
 	if h == c.namespaces {
-		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" && key != syncMark })
+		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" })
+		c.identify(objects, version)
 		c.namespacesTried()
 		return
 	}
-	barrier := c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
-	c.mu.Lock()
-	first := c.barrier == 0
-	if first {
-		c.barrier = barrier + 1
-	}
-	c.mu.Unlock()
-	if first {
-		c.queue.remove(syncMark, "")
-	}
+	c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
+	c.heard(version)
+	c.reached(true)
 }
 
 func (c *Cluster) namespaceNames() []name {
@@ -326,16 +348,23 @@ func (c *Cluster) namespaceNames() []name {
 type sink struct {
 	queue    *queue
 	health   *health
-	replaced func([]object)
+	resume   *resumption
+	replaced func(objects []object, version string)
+	heard    func(version string) // of each event, after it; nil: nobody
 }
 
-func (c *Cluster) sink(h *health) *sink {
-	return &sink{queue: c.queue, health: h, replaced: func(objects []object) { c.replaced(objects, h) }}
+func (c *Cluster) sink(h *health, resume *resumption) *sink {
+	s := &sink{queue: c.queue, health: h, resume: resume, replaced: func(objects []object, version string) { c.replaced(objects, version, h) }}
+	if h == c.pods {
+		s.heard = c.heard
+	}
+	return s
 }
 
 var (
 	_ cache.TransformingStore      = (*sink)(nil)
 	_ cache.ReflectorBookmarkStore = (*sink)(nil)
+	_ cache.ResourceVersionUpdater = (*sink)(nil)
 )
 
 // Transformer makes the reflector's own list small while it is streamed.
@@ -357,7 +386,7 @@ func shrink(o any) object {
 		}
 	case *corev1.Namespace:
 		if o != nil {
-			return &namespace{name: o.Name, optedOut: optsOut(o.Annotations)}
+			return &namespace{name: o.Name, id: string(o.UID), optedOut: optsOut(o.Annotations)}
 		}
 	case *corev1.Service:
 		if o != nil {
@@ -410,7 +439,10 @@ func (s *sink) Delete(o any) error {
 	return nil
 }
 
-func (s *sink) Replace(list []any, _ string) error {
+func (s *sink) Replace(list []any, version string) error {
+	if s.resume.listed() {
+		return nil // the watch decides whether the checkpoint is taken
+	}
 	objects := make([]object, 0, len(list))
 	for i, o := range list {
 		small := shrink(o)
@@ -420,12 +452,19 @@ func (s *sink) Replace(list []any, _ string) error {
 		objects = append(objects, small)
 		list[i] = nil
 	}
-	s.replaced(objects)
+	s.replaced(objects, version)
 	s.health.current(true)
 	return nil
 }
 
 func (s *sink) Resync() error { return nil }
+
+// UpdateResourceVersion hears of each event's version after the event.
+func (s *sink) UpdateResourceVersion(version string) {
+	if s.heard != nil {
+		s.heard(version)
+	}
+}
 
 func (s *sink) Bookmark(string) error {
 	s.health.current(false)

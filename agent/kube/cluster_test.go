@@ -37,9 +37,13 @@ type apiServer struct {
 	noBookmark bool           // hides the end of a streamed list
 	noStream   bool           // knows no streamed lists
 	down       bool           // answers 503
+	compacted  int            // watches from before this version are refused
 	asked      map[string]int // requests by "resource list|stream|watch"
+	from       []string       // resource and version of each watch
 	agents     map[string]bool
 }
+
+const tooOld = `{"type":"ERROR","object":{"apiVersion":"v1","kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"too old"}}`
 
 // past is an event that a watch from an earlier version hears of.
 type past struct {
@@ -67,6 +71,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	stream := q.Get("sendInitialEvents") == "true"
 	kind := "list"
 	switch {
+	case q.Get("fieldSelector") != "":
+		kind = "selection" // which has nothing in it
 	case stream:
 		kind = "stream"
 	case q.Get("watch") != "":
@@ -107,7 +113,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	events := make(chan string, 10000)
 	if stream {
 		for _, o := range values(held) {
-			events <- event("ADDED", o)
+			if kind == "stream" {
+				events <- event("ADDED", o)
+			}
 		}
 		if !s.noBookmark {
 			events <- fmt.Sprintf(`{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"%d","annotations":{"k8s.io/initial-events-end":"true"}}}}`,
@@ -115,6 +123,10 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if from, err := strconv.Atoi(q.Get("resourceVersion")); kind == "watch" && err == nil {
+		s.from = append(s.from, resource+" "+q.Get("resourceVersion"))
+		if from < s.compacted {
+			events <- tooOld
+		}
 		for _, p := range s.history {
 			if p.resource == resource && p.version > from {
 				events <- p.text
@@ -333,7 +345,7 @@ func TestRelistRemovesWhatIsAbsent(t *testing.T) {
 	waitSynced(t, x.src)
 	s.set(true, "DELETED", readyPod("a", "ua", "192.0.2.1"))
 	s.set(true, "ADDED", readyPod("c", "uc", "192.0.2.3"))
-	s.say("pods", `{"type":"ERROR","object":{"apiVersion":"v1","kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"too old"}}`)
+	s.say("pods", tooOld)
 	x.wait(t, "prod/b=192.0.2.2 serving", "prod/c=192.0.2.3 serving")
 	x.waitError(t, "")
 }

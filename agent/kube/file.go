@@ -65,6 +65,9 @@ func NewFile(path string, store *Store, log *slog.Logger) *File {
 // Synced implements [Source].
 func (f *File) Synced() <-chan struct{} { return f.synced }
 
+// Current implements [Source].
+func (f *File) Current() <-chan struct{} { return f.synced }
+
 // Status implements [Source].
 func (f *File) Status() Status {
 	f.mu.Lock()

@@ -25,10 +25,6 @@ type lane struct {
 	// refused: without the right to read Services, pods are still served.
 	synced <-chan struct{}
 	ready  func()
-
-	// mu guards what follows.
-	mu      sync.Mutex
-	barrier uint64 // that of the first list, 0 before it
 }
 
 func newLane(resource string, kind runtime.Object, client rest.Interface, h *health, held func() []name, apply func(name, change)) *lane {
@@ -46,31 +42,15 @@ func (l *lane) work(ctx context.Context) {
 		if !ok {
 			return
 		}
-		if key != syncMark {
-			l.apply(key, ch)
-		}
-		finished := l.queue.finish()
-		l.mu.Lock()
-		done := l.barrier != 0 && finished >= l.barrier
-		l.mu.Unlock()
-		if done {
-			l.ready()
-		}
+		l.apply(key, ch)
+		l.queue.finish()
 	}
 }
 
 // replaced takes over a complete list.
 func (l *lane) replaced(objects []object) {
-	barrier := l.queue.replace(objects, l.held, func(key name) bool { return key != syncMark })
-	l.mu.Lock()
-	first := l.barrier == 0
-	if first {
-		l.barrier = barrier + 1
-	}
-	l.mu.Unlock()
-	if first {
-		l.queue.remove(syncMark, "")
-	}
+	l.queue.replace(objects, l.held, func(name) bool { return true })
+	l.queue.whenApplied(l.ready)
 }
 
 // refused hears of a list that failed.
@@ -82,7 +62,7 @@ func (l *lane) refused(err error) {
 
 // sink makes the store of the lane's reflector.
 func (l *lane) sink() cache.ReflectorStore {
-	return &sink{queue: l.queue, health: l.health, replaced: func(objects []object) { l.replaced(objects) }}
+	return &sink{queue: l.queue, health: l.health, replaced: func(objects []object, _ string) { l.replaced(objects) }}
 }
 
 func (c *Cluster) applyService(key name, ch change) {

@@ -267,6 +267,16 @@ func (s *Store) names() []name {
 	return names
 }
 
+func (s *Store) records() []*Record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	records := make([]*Record, 0, len(s.pods))
+	for _, r := range s.pods {
+		records = append(records, r)
+	}
+	return records
+}
+
 func (s *Store) namespacesOptedOut() []string {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -131,10 +131,14 @@ func (st *stream) resume(t xds.Type, version string) {
 }
 
 // lacking tells whether the answers that are withheld could lack something that
-// the client holds: it asks for everything, or for a name that nobody has.
+// the client holds: it asks for everything and does not hold just that, or for a
+// name that nobody has.
 func (st *stream) lacking() bool {
 	for t := range st.types {
 		ts := &st.types[t]
+		if ts.resume != "" && ts.resume == st.version(xds.Type(t)) {
+			continue
+		}
 		lacks := ts.wildcard || len(ts.missing) > 0
 		ts.subscribed.each(nil, func(id uint32) bool {
 			lacks = lacks || st.s.table.resolve(xds.Type(t), id, st.scopes, true) == nil
@@ -145,6 +149,13 @@ func (st *stream) lacking() bool {
 		}
 	}
 	return false
+}
+
+// version is that of everything that the stream may have of a type.
+func (st *stream) version(t xds.Type) string {
+	var version sum
+	st.members(t, func(_ uint32, e *entry) { version = version.plus(e.sum) })
+	return version.String()
 }
 
 // members calls f for each entry that the stream is subscribed to.
