@@ -70,7 +70,6 @@ type Server struct {
 	opts    Options
 	log     *slog.Logger
 	metrics *metrics
-	closing chan struct{} // closed when the server stops
 
 	// mu guards the tables and what all streams share. It is taken before a
 	// stream's own lock, and never held while anything is sent or received.
@@ -80,6 +79,7 @@ type Server struct {
 	ids     map[string]int // streams by client id
 	open    bool
 	spread  time.Duration
+	closing chan struct{} // closed to end the streams that have it
 	stopped bool
 	sweepAt int
 
@@ -204,14 +204,42 @@ func (s *Server) OpenGate() {
 func (s *Server) Shutdown(ctx context.Context, spread time.Duration) error {
 	s.mu.Lock()
 	if !s.stopped {
-		s.stopped, s.spread = true, spread
-		close(s.closing)
+		s.stopped = true
+		s.disperse(spread)
 	}
+	running := s.running()
+	s.mu.Unlock()
+	return wait(ctx, running)
+}
+
+// Disperse closes the running streams as Shutdown does, and goes on to serve
+// those that begin from now on: the clients are to come back to another agent,
+// which has taken the socket over, or to this one if that agent has died.
+func (s *Server) Disperse(ctx context.Context, spread time.Duration) error {
+	s.mu.Lock()
+	s.disperse(spread)
+	running := s.running()
+	s.mu.Unlock()
+	return wait(ctx, running)
+}
+
+// disperse ends the streams of now within spread. Called with mu held.
+func (s *Server) disperse(spread time.Duration) {
+	s.spread = spread
+	close(s.closing)
+	s.closing = make(chan struct{})
+}
+
+// running are the streams of now. Called with mu held.
+func (s *Server) running() []*stream {
 	running := make([]*stream, 0, len(s.streams))
 	for st := range s.streams {
 		running = append(running, st)
 	}
-	s.mu.Unlock()
+	return running
+}
+
+func wait(ctx context.Context, running []*stream) error {
 	for _, st := range running {
 		select {
 		case <-st.done:
@@ -239,6 +267,7 @@ func (s *Server) begin(st *stream) bool {
 	if s.stopped {
 		return false
 	}
+	st.closing = s.closing
 	s.streams[st] = struct{}{}
 	s.metrics.streams.WithLabelValues(st.kind()).Inc()
 	return true

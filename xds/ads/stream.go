@@ -37,6 +37,8 @@ type stream struct {
 	notify    chan struct{} // capacity 1
 	done      chan struct{} // closed when the handler returns
 
+	closing <-chan struct{} // the server's when the stream began; closed to end it
+
 	// mu guards all below. It is taken after the server's lock.
 	mu     sync.Mutex
 	node   *corev3.Node // nil before the first request
@@ -148,7 +150,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	}()
 	hold := time.NewTimer(time.Hour)
 	defer hold.Stop()
-	closing := st.s.closing
+	closing := st.closing
 	var stop <-chan time.Time
 	for {
 		msgs, until, again := st.collect()
@@ -192,7 +194,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	}
 }
 
-var errStopping = status.Error(codes.Unavailable, "the agent is stopping; connect again")
+var errStopping = status.Error(codes.Unavailable, "the agent is stopping or has a successor; connect again")
 
 func (st *stream) heldError() error {
 	st.s.mu.RLock()
