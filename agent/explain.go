@@ -21,14 +21,24 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	}
 	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
+	if r.Unready {
+		e.fact("ready", "no; it serves all the same, since every Service in front of it publishes pods that are not ready")
+	}
 	address := "none"
 	if r.Addr.IsValid() {
 		address = r.Addr.String()
 	}
 	e.fact("address", "%s on node %q", address, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
-	for _, h := range r.Hints {
+	m, ok := a.dir.Member(r.UID)
+	if !ok {
+		m = nodecache.Member{Pod: r.Pod}
+	}
+	for _, h := range m.AllHints() {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
+	}
+	for _, st := range m.Behind {
+		e.fact("service", "stands behind %s, %s", st.Front, ledTo(st))
 	}
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
@@ -83,10 +93,21 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	return e, nil
 }
 
+// ledTo says to which ports a Service leads.
+func ledTo(st *nodecache.Standing) string {
+	switch {
+	case st.AnyPort:
+		return "which leads to every port"
+	case len(st.Ports) == 0:
+		return "which leads to no TCP port"
+	}
+	return "which leads to port " + strings.Trim(strings.ReplaceAll(fmt.Sprint(st.Ports), " ", ", "), "[]")
+}
+
 // explainOwner says what is known of the owner, and of that what holds for the
 // pod.
 func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.Pod) {
-	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 	if o.Info == nil {
 		return
 	}
@@ -139,6 +160,14 @@ func (a *Agent) explainService(name string) *Explanation {
 		for _, c := range s.Claimants {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
 		}
+		if len(s.Exported) > 0 {
+			e.fact(s.Namespace, "exported to the clients of %s", strings.Join(s.Exported, ", "))
+		}
+		if len(s.Claimants) > 0 {
+			for i, w := range s.Order {
+				e.fact(s.Namespace, "order %d: %s", i+1, w)
+			}
+		}
 	}
 	if nodecache.Infrastructure(name) {
 		e.Verdict = name + " is infrastructure, which is never served by its name alone"
@@ -146,7 +175,7 @@ func (a *Agent) explainService(name string) *Explanation {
 	}
 	for _, o := range a.dir.Owners() {
 		if found == 0 && !o.Knowledge.Settled() {
-			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 		}
 	}
 	switch {

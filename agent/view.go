@@ -22,6 +22,10 @@ type Status struct {
 	// has rejected and not accepted since.
 	Proxies int `json:"proxies"`
 	Nacks   int `json:"nacks"`
+	// Withheld counts the resources that are not sent to a client which
+	// refused them, Slow the clients that do not read or acknowledge.
+	Withheld int `json:"withheld,omitempty"`
+	Slow     int `json:"slow,omitempty"`
 	// Parts says of each part whether it is "on" or "off: reason".
 	Parts map[string]string `json:"parts"`
 }
@@ -81,7 +85,9 @@ type VariantView struct {
 	Services []string `json:"services"`
 }
 
-func viewOwner(o *nodecache.Owner) OwnerView {
+// viewOwner shows an owner to an agent that asks pods of one node alone, or of
+// all if node is empty.
+func viewOwner(o *nodecache.Owner, node string) OwnerView {
 	v := OwnerView{
 		Key:       o.Key.String(),
 		Namespace: o.Workload.Namespace,
@@ -101,6 +107,9 @@ func viewOwner(o *nodecache.Owner) OwnerView {
 	}
 	if o.Info != nil {
 		v.Variants = viewVariants(o)
+	}
+	if o.Knowledge == nodecache.Unknown && len(o.Pods) > 0 {
+		v.Reason = o.WhyNotAsked(node)
 	}
 	if o.Knowledge == nodecache.Failed && !o.NextTry.IsZero() {
 		v.Reason += fmt.Sprintf("; next try in %s", max(0, time.Until(o.NextTry)).Round(time.Second))

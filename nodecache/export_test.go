@@ -8,6 +8,7 @@ func (d *Directory) Sizes() map[string]int {
 	sizes := map[string]int{
 		"owners": len(d.owners), "pods": len(d.pods), "claims": len(d.claims), "rivals": len(d.rivals),
 		"infos": len(d.infos), "routes": len(d.routes), "routesOf": len(d.routesOf), "subs": len(d.subs),
+		"fronts": len(d.fronts.byName), "slices": len(d.fronts.slices), "behind": len(d.fronts.behind), "rememberers": len(d.fronts.rememberers),
 	}
 	for s, n := range d.states {
 		sizes["state "+PodState(s).String()] = n

@@ -190,14 +190,15 @@ func (i *Info) Reason() string {
 	return strings.Join(lines, "; ")
 }
 
-// portOf returns the lowest of the ports that serves the service.
-func portOf(ports []PortInfo, service string) (uint16, bool) {
-	for _, p := range ports {
+// portsOf returns those of the ports that serve the service, sorted.
+func portsOf(infos []PortInfo, service string) []uint16 {
+	var ports []uint16
+	for _, p := range infos {
 		if _, ok := slices.BinarySearchFunc(p.Services, service, compareName); ok {
-			return p.Port, true
+			ports = append(ports, p.Port)
 		}
 	}
-	return 0, false
+	return ports
 }
 
 func compareName(s Service, name string) int { return strings.Compare(s.Name, name) }

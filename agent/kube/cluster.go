@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -37,7 +38,10 @@ type Cluster struct {
 	queue  *queue
 	synced chan struct{}
 
+	podsSynced chan struct{} // closed once the first list of pods was applied
+
 	pods, namespaces *health
+	lanes            []*lane // Services and their slices
 	// namespacesTried is closed after the first list of namespaces, complete
 	// or failed.
 	namespacesTried func()
@@ -48,6 +52,9 @@ type Cluster struct {
 	barrier uint64 // that of the first list of pods; 0 before it
 }
 
+// discovery is the API group of EndpointSlices.
+var discovery = discoveryv1.SchemeGroupVersion
+
 // NewCluster returns a source that watches the API server of the config, as
 // "fingerpost/<version>". It makes no connection yet, and a server that cannot
 // be reached is no error: it is tried again and shown by Status. A nil log
@@ -57,8 +64,10 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 		log = slog.New(slog.DiscardHandler)
 	}
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, err
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
 	}
 	config = rest.CopyConfig(config)
 	config.APIPath = "/api"
@@ -67,41 +76,60 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.UserAgent = "fingerpost/" + version
-	config.QPS = -1 // two watches need no limit
+	config.QPS = -1 // a few watches need no limit
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
+	config = rest.CopyConfig(config)
+	config.APIPath, config.GroupVersion = "/apis", &discovery
+	slices, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
 	tried := make(chan struct{})
-	return &Cluster{
+	c := &Cluster{
 		client:          client,
 		store:           store,
 		log:             log,
 		queue:           newQueue(),
 		synced:          make(chan struct{}),
+		podsSynced:      make(chan struct{}),
 		pods:            &health{what: "pods", log: log},
 		namespaces:      &health{what: "namespaces", log: log},
 		namespacesTried: sync.OnceFunc(func() { close(tried) }),
 		tried:           tried,
-	}, nil
+	}
+	c.lanes = []*lane{
+		newLane("services", &corev1.Service{}, client, &health{what: "services", log: log}, store.serviceNames, c.applyService),
+		newLane("endpointslices", &discoveryv1.EndpointSlice{}, slices, &health{what: "endpointslices", log: log}, store.sliceNames, c.applySlice),
+	}
+	return c, nil
 }
 
 // Synced implements [Source].
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
 
-// Status implements [Source]. Pods are what counts; trouble with namespaces is
-// shown where pods have none.
+// Status implements [Source]. Pods are what counts; trouble with another
+// resource is shown where pods have none.
 func (c *Cluster) Status() Status {
 	st := Status{Kind: "kube", Pods: c.store.Len(), Pending: c.queue.len()}
+	others := []*health{c.namespaces}
+	for _, l := range c.lanes {
+		st.Pending += l.queue.len()
+		others = append(others, l.health)
+	}
 	select {
 	case <-c.synced:
 		st.Synced = true
 	default:
 	}
 	since, err := c.pods.trouble()
-	if since.IsZero() {
-		since, err = c.namespaces.trouble()
+	for _, h := range others {
+		if since.IsZero() {
+			since, err = h.trouble()
+		}
 	}
 	if !since.IsZero() {
 		st.stale(since, err)
@@ -118,7 +146,17 @@ func (c *Cluster) Run(ctx context.Context) error {
 	c.pods.listing()
 	var worker, reflectors sync.WaitGroup
 	worker.Go(func() { c.work(ctx) })
-	reflectors.Go(func() { c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.namespaces) })
+	worker.Go(func() { c.sync(ctx) })
+	for _, l := range c.lanes {
+		worker.Go(func() { l.work(ctx) })
+		reflectors.Go(func() {
+			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused))
+		})
+	}
+	refused := func(error) { c.namespacesTried() }
+	reflectors.Go(func() {
+		c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.sink(c.namespaces), c.listWatch(c.client, "namespaces", c.namespaces, refused))
+	})
 	head := time.NewTimer(namespaceHead)
 	defer head.Stop()
 	select {
@@ -126,7 +164,9 @@ func (c *Cluster) Run(ctx context.Context) error {
 	case <-head.C:
 	case <-ctx.Done():
 	}
-	reflectors.Go(func() { c.reflect(ctx, "pods", &corev1.Pod{}, c.pods) })
+	reflectors.Go(func() {
+		c.reflect(ctx, "pods", &corev1.Pod{}, c.sink(c.pods), c.listWatch(c.client, "pods", c.pods, func(error) {}))
+	})
 	<-ctx.Done()
 	worker.Wait()
 	stopped := make(chan struct{})
@@ -139,9 +179,9 @@ func (c *Cluster) Run(ctx context.Context) error {
 }
 
 // reflect lists and watches one resource until ctx ends.
-func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, h *health) {
+func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, into cache.ReflectorStore, from cache.ListerWatcher) {
 	logger := klog.FromContext(ctx)
-	r := cache.NewReflectorWithOptions(c.listWatch(resource, h), kind, &sink{c: c, health: h}, cache.ReflectorOptions{
+	r := cache.NewReflectorWithOptions(from, kind, into, cache.ReflectorOptions{
 		Name:            resource,
 		TypeDescription: resource,
 		Logger:          &logger,
@@ -152,8 +192,9 @@ func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Obj
 	r.RunWithContext(ctx)
 }
 
-// listWatch tells health what the reflector keeps to itself.
-func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
+// listWatch tells health what the reflector keeps to itself, and refused of
+// each list that failed.
+func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, refused func(error)) cache.ListerWatcher {
 	failed := func(ctx context.Context, err error) {
 		if ctx.Err() == nil {
 			h.failed(err)
@@ -162,12 +203,10 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			h.listing()
-			list, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
+			list, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
 				failed(ctx, err)
-				if h == c.namespaces {
-					c.namespacesTried()
-				}
+				refused(err)
 			}
 			return list, err
 		},
@@ -177,7 +216,7 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 			if lists {
 				h.listing()
 			}
-			w, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
+			w, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {
 			case err == nil && lists:
 				h.connected()
@@ -192,7 +231,7 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 			}
 			return w, err
 		},
-	}, c.client)
+	}, client)
 }
 
 // work applies changes one after another: readers of the store and of the
@@ -213,9 +252,25 @@ func (c *Cluster) work(ctx context.Context) {
 		done = c.barrier != 0 && finished >= c.barrier
 		c.mu.Unlock()
 		if done {
-			close(c.synced)
+			close(c.podsSynced)
 		}
 	}
+}
+
+// sync closes synced once the first list of everything was applied.
+func (c *Cluster) sync(ctx context.Context) {
+	all := []<-chan struct{}{c.podsSynced}
+	for _, l := range c.lanes {
+		all = append(all, l.synced)
+	}
+	for _, one := range all {
+		select {
+		case <-one:
+		case <-ctx.Done():
+			return
+		}
+	}
+	close(c.synced)
 }
 
 func (c *Cluster) applyChange(key name, ch change) {
@@ -269,8 +324,13 @@ func (c *Cluster) namespaceNames() []name {
 // sink is the store of a reflector that keeps nothing: it makes objects small
 // and queues them.
 type sink struct {
-	c      *Cluster
-	health *health
+	queue    *queue
+	health   *health
+	replaced func([]object)
+}
+
+func (c *Cluster) sink(h *health) *sink {
+	return &sink{queue: c.queue, health: h, replaced: func(objects []object) { c.replaced(objects, h) }}
 }
 
 var (
@@ -288,7 +348,7 @@ func (s *sink) Transformer() cache.TransformFunc {
 	}
 }
 
-// shrink returns nil for what is no pod and no namespace.
+// shrink returns nil for what is nothing that is watched.
 func shrink(o any) object {
 	switch o := o.(type) {
 	case *corev1.Pod:
@@ -299,9 +359,15 @@ func shrink(o any) object {
 		if o != nil {
 			return &namespace{name: o.Name, optedOut: optsOut(o.Annotations)}
 		}
-	case *Record:
-		return o
-	case *namespace:
+	case *corev1.Service:
+		if o != nil {
+			return &front{ConvertService(o)}
+		}
+	case *discoveryv1.EndpointSlice:
+		if o != nil {
+			return &slice{ConvertSlice(o)}
+		}
+	case object:
 		return o
 	}
 	return nil
@@ -312,7 +378,7 @@ func (s *sink) Add(o any) error {
 	if small == nil {
 		return fmt.Errorf("unexpected %T", o)
 	}
-	s.c.queue.upsert(small)
+	s.queue.upsert(small)
 	s.health.current(false)
 	return nil
 }
@@ -332,7 +398,7 @@ func (s *sink) Delete(o any) error {
 			if err != nil || n == "" {
 				return fmt.Errorf("deletion of %q", t.Key)
 			}
-			s.c.queue.remove(name{ns, n}, "")
+			s.queue.remove(name{ns, n}, "")
 			return nil
 		}
 	}
@@ -340,7 +406,7 @@ func (s *sink) Delete(o any) error {
 	if small == nil {
 		return fmt.Errorf("unexpected %T", o)
 	}
-	s.c.queue.remove(small.key(), small.uid())
+	s.queue.remove(small.key(), small.uid())
 	return nil
 }
 
@@ -354,7 +420,7 @@ func (s *sink) Replace(list []any, _ string) error {
 		objects = append(objects, small)
 		list[i] = nil
 	}
-	s.c.replaced(objects, s.health)
+	s.replaced(objects)
 	s.health.current(true)
 	return nil
 }

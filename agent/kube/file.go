@@ -250,6 +250,9 @@ func (f *File) apply(w *world) {
 		f.store.SetNamespace(ns, true)
 	}
 	held := f.store.names()
+	if len(held) == 0 { // nothing can go; what Services say of ports is there first
+		f.applyServices(w)
+	}
 	for _, r := range w.pods {
 		f.store.Upsert(r)
 	}
@@ -258,10 +261,32 @@ func (f *File) apply(w *world) {
 			f.store.Remove(key.namespace, key.name)
 		}
 	}
+	f.applyServices(w)
 	f.mu.Lock()
 	f.status.Kept, f.status.Ignored = w.kept, w.ignored
 	f.status.Error, f.status.Since = "", time.Time{}
 	f.mu.Unlock()
+}
+
+// applyServices comes after the pods: a pod that goes together with its place
+// in a slice goes first, and so is remembered where it stood.
+func (f *File) applyServices(w *world) {
+	for key := range w.services {
+		f.store.UpsertService(w.services[key])
+	}
+	for key := range w.slices {
+		f.store.UpsertSlice(w.slices[key])
+	}
+	for _, key := range f.store.sliceNames() {
+		if w.slices[key] == nil {
+			f.store.RemoveSlice(key.namespace, key.name)
+		}
+	}
+	for _, key := range f.store.serviceNames() {
+		if w.services[key] == nil {
+			f.store.RemoveService(key.namespace, key.name)
+		}
+	}
 }
 
 // read reads the files. The world is nil without an error where they are as

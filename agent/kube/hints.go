@@ -9,6 +9,7 @@ import (
 	"unique"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 )
@@ -162,6 +163,31 @@ func validService(name string) bool {
 		}
 	}
 	return true
+}
+
+// exports reads to whom the pod's services are exported.
+func (r *Record) exports(annotations map[string]string) string {
+	value, ok := annotations[ExportAnnotation]
+	if !ok {
+		return ""
+	}
+	var to []string
+	for ns := range strings.SplitSeq(value, ",") {
+		switch ns = strings.TrimSpace(ns); {
+		case ns == nodecache.ExportAll:
+			return nodecache.ExportAll
+		case ns == "":
+		case len(validation.IsDNS1123Label(ns)) > 0:
+			r.note(ExportAnnotation, value, "%q is not a namespace", ns)
+		default:
+			to = append(to, ns)
+		}
+	}
+	if to == nil {
+		return nodecache.ExportNone
+	}
+	slices.Sort(to)
+	return unique.Make(strings.Join(slices.Compact(to), ",")).Value()
 }
 
 // collect reads what the pod says of being asked.

@@ -23,6 +23,9 @@ const (
 	// CollectAnnotation "false" opts out of being asked, "true" opts a
 	// hostNetwork pod in.
 	CollectAnnotation = "fingerpost.dev/collect"
+	// ExportAnnotation lists the namespaces, separated by commas, whose callers
+	// may reach the services by name alone; "*" is all of them.
+	ExportAnnotation = "fingerpost.dev/export-to"
 )
 
 // Why a pod is absent: the values of nodecache.Pod.Reason.
@@ -95,6 +98,7 @@ func Convert(pod *corev1.Pod) *Record {
 	p.Hints = r.hints(pod)
 	p.Declared = r.declared(pod.Annotations, p.Hints)
 	p.CollectOff, p.CollectOn = r.collect(pod.Annotations)
+	p.Export = r.exports(pod.Annotations)
 	r.Pod, r.optedOut = p, p.CollectOff
 	return r
 }
@@ -129,6 +133,9 @@ func (r *Record) share(o *Record) {
 	}
 	if slices.Equal(r.Hints, o.Hints) {
 		r.Hints = o.Hints
+	}
+	if r.Export == o.Export {
+		r.Export = o.Export
 	}
 	if reflect.DeepEqual(r.Declared, o.Declared) {
 		r.Declared = o.Declared

@@ -20,6 +20,7 @@ import (
 // and the worker.
 type bench struct {
 	*sink
+	c   *Cluster
 	dir *nodecache.Directory
 }
 
@@ -30,7 +31,7 @@ func newBench() *bench {
 		store: NewStore(dir, log), log: log, queue: newQueue(), synced: make(chan struct{}),
 		pods: &health{log: log}, namespaces: &health{log: log}, namespacesTried: func() {},
 	}
-	return &bench{sink: &sink{c: c, health: c.pods}, dir: dir}
+	return &bench{sink: c.sink(c.pods), c: c, dir: dir}
 }
 
 // apply applies up to n changes.

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fingerpost/fingerpost/agent"
+	"github.com/fingerpost/fingerpost/xds/ads/socket"
 )
 
 // adminTimeout bounds a question to the agent on this node.
@@ -37,7 +38,7 @@ func (a *adminFlags) add(cmd *cobra.Command) {
 }
 
 func (a *adminFlags) addSocket(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.socket, "admin-socket", agent.Defaults().AdminSocket, "`path` of the agent's admin socket")
+	cmd.Flags().StringVar(&a.socket, "admin-socket", agent.Defaults().AdminSocket, "`path` of the agent's admin socket; in an agent's container that of the agent itself")
 }
 
 // show asks the agent for path, and prints the answer as it came, as YAML, or
@@ -88,20 +89,21 @@ func present[T any](cmd *cobra.Command, a *adminFlags, body []byte, rows func(*t
 	return v, err
 }
 
-// ask gets path from the agent at the socket.
-func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, error) {
-	return request(ctx, http.MethodGet, socket, path, query, adminTimeout)
+// ask gets path from the agent at the admin socket.
+func ask(ctx context.Context, admin, path string, query url.Values) ([]byte, error) {
+	return request(ctx, http.MethodGet, admin, path, query, adminTimeout)
 }
 
-// request sends a request without a body to the agent at the socket, and
+// request sends a request without a body to the agent at the admin socket, and
 // returns what it answers within the timeout.
-func request(ctx context.Context, method, socket, path string, query url.Values, timeout time.Duration) ([]byte, error) {
+func request(ctx context.Context, method, admin, path string, query url.Values, timeout time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	admin = agent.OwnAdminSocket(admin)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			return socket.Dial(ctx, admin)
 		},
 	}}
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
@@ -111,7 +113,7 @@ func request(ctx context.Context, method, socket, path string, query url.Values,
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, unreachable(socket, err)
+		return nil, unreachable(admin, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
