@@ -77,7 +77,7 @@ func Convert(pod *corev1.Pod) *Record {
 	r := &Record{
 		of:  unique.Make(owner(pod)),
 		at:  unique.Make(place{pod.Spec.NodeName, pod.Labels[zoneLabel]}),
-		run: unique.Make(images(pod)),
+		run: unique.Make(images(imageIDs(pod))),
 	}
 	of, at := r.of.Value(), r.at.Value()
 	p := &nodecache.Pod{
@@ -165,17 +165,24 @@ func owner(pod *corev1.Pod) origin {
 	return o
 }
 
-// images names what the containers run: the digests that the node reports,
-// sorted. It is empty as long as one has not started.
-func images(pod *corev1.Pod) string {
-	var ids []string
-	for i := range pod.Status.ContainerStatuses {
-		id := pod.Status.ContainerStatuses[i].ImageID
+// imageIDs returns what the node reports for each container.
+func imageIDs(pod *corev1.Pod) []string {
+	ids := make([]string, len(pod.Status.ContainerStatuses))
+	for i := range ids {
+		ids[i] = pod.Status.ContainerStatuses[i].ImageID
+	}
+	return ids
+}
+
+// images names what the containers run: the digests among their image IDs,
+// sorted, in place. It is empty as long as one has not started.
+func images(ids []string) string {
+	for i, id := range ids {
 		if id == "" {
 			return ""
 		}
 		// Runtimes put a scheme and the repository before the digest.
-		ids = append(ids, id[strings.LastIndexByte(id, '@')+1:])
+		ids[i] = id[strings.LastIndexByte(id, '@')+1:]
 	}
 	slices.Sort(ids)
 	return strings.Join(ids, " ")
