@@ -55,7 +55,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		e.Verdict = fmt.Sprintf("%s is not served yet: its event is being handled", id)
 		return e, nil
 	}
-	a.explainOwner(e, o)
+	a.explainOwner(e, o, r.Pod)
 	var served, others []string
 	for _, m := range o.Pods {
 		if m.UID == r.UID && m.Shadowed {
@@ -69,6 +69,8 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		}
 	}
 	switch {
+	case len(served) == 0 && o.Knowledge == nodecache.Known:
+		e.Verdict = fmt.Sprintf("%s is not served: it serves nothing itself, only other pods of its owner do", id)
 	case len(served) == 0 && o.Knowledge.Settled():
 		e.Verdict = fmt.Sprintf("%s is not served: its owner has no service: %s", id, o.Reason)
 	case len(served) == 0:
@@ -102,17 +104,25 @@ func ledTo(st *nodecache.Standing) string {
 	return "which leads to port " + strings.Trim(strings.ReplaceAll(fmt.Sprint(st.Ports), " ", ", "), "[]")
 }
 
-func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner) {
-	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+// explainOwner says what is known of the owner, and of that what holds for the
+// pod.
+func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.Pod) {
+	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 	if o.Info == nil {
 		return
 	}
-	asked := ""
-	if o.Info.Pod != "" {
-		asked = ", from pod " + o.Info.Pod
+	from, at := o.Info.Pod, o.Info.Collected
+	if v := o.Info.Variant(pod); v != nil {
+		from, at = v.From, v.Collected
+		e.fact("variant", "other pods of its owner serve something else; this holds for %s",
+			map[bool]string{true: "pods with its images", false: "this pod alone"}[v.Pod == ""])
 	}
-	e.fact("learned", "by %s at %s%s", o.Info.Origin, o.Info.Collected.UTC().Format("2006-01-02T15:04:05Z"), asked)
-	for _, p := range o.Info.Ports {
+	asked := ""
+	if from != "" {
+		asked = ", from pod " + from
+	}
+	e.fact("learned", "by %s at %s%s", o.Info.Origin, at.UTC().Format("2006-01-02T15:04:05Z"), asked)
+	for _, p := range o.Info.For(pod) {
 		var names []string
 		for _, s := range p.Services {
 			names = append(names, s.Name)
@@ -165,7 +175,7 @@ func (a *Agent) explainService(name string) *Explanation {
 	}
 	for _, o := range a.dir.Owners() {
 		if found == 0 && !o.Knowledge.Settled() {
-			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 		}
 	}
 	switch {

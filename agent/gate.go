@@ -22,7 +22,10 @@ const (
 )
 
 // gate says whether clients are answered.
-type gate struct{ open atomic.Bool }
+type gate struct {
+	open   atomic.Bool
+	opened chan struct{} // closed when it opens
+}
 
 // openGate opens the gate once the source has synced, every listed object is
 // in the tables, and every owner that can be asked was asked once, or the
@@ -48,6 +51,7 @@ func (a *Agent) openGate(ctx context.Context) error {
 	}
 	a.server.OpenGate()
 	a.gate.open.Store(true)
+	close(a.gate.opened)
 	if err != nil {
 		a.log.Warn("gate open, though not every owner was asked what it serves", "after", time.Since(begun).Round(time.Millisecond), "missing", a.missing())
 	} else {

@@ -95,10 +95,9 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: *s.Info, Files: make([][][]byte, len(s.Info.Ports))}
-		v.Info.Ports = slices.Clone(v.Info.Ports)
-		for i := range v.Info.Ports {
-			p := &v.Info.Ports[i]
+		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: s.Info.ownPorts()}
+		for p := range v.Info.All() {
+			var sums [][]byte
 			for _, f := range p.Files {
 				sum := hashes[f]
 				if sum == nil {
@@ -107,8 +106,9 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 					hashes[f] = sum
 					files[string(sum)] = []byte(f.Value())
 				}
-				v.Files[i] = append(v.Files[i], sum)
+				sums = append(sums, sum)
 			}
+			v.Files = append(v.Files, sums)
 			p.Files = nil
 		}
 		if e.value, err = json.Marshal(&v); err != nil {
@@ -137,6 +137,16 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 	}
 	m.add(section{name: sectionFiles, kind: kindKeyed}, blobPieces...)
 	return nil
+}
+
+// ownPorts is a copy whose ports may be changed.
+func (i *Info) ownPorts() Info {
+	out := *i
+	out.Ports, out.Variants = slices.Clone(i.Ports), slices.Clone(i.Variants)
+	for n := range out.Variants {
+		out.Variants[n].Ports = slices.Clone(out.Variants[n].Ports)
+	}
+	return out
 }
 
 // sumsOf returns the hashes that an entry names; false if one of them has no

@@ -244,13 +244,36 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 	if err != nil {
 		return err
 	}
-	d.infos[r.Key] = &learned{info: info}
+	d.learn(r.Key, rec, info)
+	return nil
+}
+
+// Revise is Commit for an owner that was asked again: info replaces was, from
+// which it was made. It returns [ErrChanged] if the owner's info is another by
+// now, and changes nothing; else as Commit. An owner need not have been begun:
+// what is known of it holds meanwhile.
+func (d *Directory) Revise(r Reservation, was, info *Info) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	rec, err := d.reserved(r)
+	if err != nil {
+		return err
+	}
+	if d.info(r.Key) != was {
+		return ErrChanged
+	}
+	d.learn(r.Key, rec, info)
+	return nil
+}
+
+// learn needs mu.
+func (d *Directory) learn(key OwnerKey, rec *record, info *Info) {
+	d.infos[key] = &learned{info: info}
 	d.infoChanges++
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
-	d.reaskAll(r.Key, rec)
-	d.changed(r.Key)
-	return nil
+	d.reaskAll(key, rec)
+	d.changed(key)
 }
 
 // Fail records that a collect failed, why, and when it is tried again. It

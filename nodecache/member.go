@@ -56,6 +56,21 @@ func (m Member) dials() bool {
 		slices.ContainsFunc(m.Behind, func(st *Standing) bool { return slices.ContainsFunc(st.Hints, undeclared) }))
 }
 
+// WhyNotAsked is that of [Owner.WhyNotAsked] for one pod.
+func (m Member) WhyNotAsked(node string) string {
+	switch {
+	case m.Shadowed:
+		return "its address is another pod's"
+	case m.State != Serving:
+		return "its pods are " + m.State.String()
+	case node != "" && m.Node != node:
+		return "its pods are on other nodes"
+	case !m.dials():
+		return m.whyNoDial()
+	}
+	return ""
+}
+
 // whyNoDial says in one phrase why DialPorts is empty.
 func (m Member) whyNoDial() string {
 	switch {

@@ -47,13 +47,19 @@ type Target struct {
 }
 
 // Services returns the names of the services of the owner, sorted: those of
-// its info and those that its pods declare.
+// its info, where there are pods only what one of them serves by it, and those
+// that its pods declare.
 func (o *Owner) Services() []string {
 	var names []string
 	if o.Info != nil {
-		for _, p := range o.Info.Ports {
-			for _, s := range p.Services {
-				names = append(names, s.Name)
+		for n := -1; n < len(o.Info.Variants); n++ {
+			if len(o.Info.Variants) > 0 && !o.uses(n) {
+				continue
+			}
+			for _, p := range o.Info.program(n) {
+				for _, s := range p.Services {
+					names = append(names, s.Name)
+				}
 			}
 		}
 	}
@@ -66,16 +72,30 @@ func (o *Owner) Services() []string {
 	return slices.Compact(names)
 }
 
+// uses tells whether a variant of the info is that of some pod; where there are
+// none, every one is.
+func (o *Owner) uses(variant int) bool {
+	return len(o.Pods) == 0 || slices.ContainsFunc(o.Pods, func(m Member) bool { return o.Info.index(m.Pod) == variant })
+}
+
 // Targets returns where the service is served, in the order of Pods, each pod
-// once. A pod's own declaration goes before the owner's info. Of several ports
-// that serve it, one that the pod's annotation names is taken, else one behind
-// some Service, else the lowest.
+// once. A pod's own declaration goes before the owner's info, of which the part
+// counts that holds for the pod. Of several ports that serve it, one that the
+// pod's annotation names is taken, else one behind some Service, else the
+// lowest.
 func (o *Owner) Targets(service string) []Target {
 	var ts []Target
-	answered := o.Info.ports(service)
+	var answered []uint16
+	if o.Info != nil {
+		answered = portsOf(o.Info.Ports, service)
+	}
 	for _, m := range o.Pods {
 		if m.Shadowed {
 			continue
+		}
+		answered := answered
+		if o.Info != nil && len(o.Info.Variants) > 0 {
+			answered = portsOf(o.Info.For(m.Pod), service)
 		}
 		if port, ok := m.port(service, answered); ok {
 			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
@@ -86,7 +106,12 @@ func (o *Owner) Targets(service string) []Target {
 
 // Ports returns the ports on which the service answered or is declared, sorted.
 func (o *Owner) Ports(service string) []uint16 {
-	ports := o.Info.ports(service)
+	var ports []uint16
+	if o.Info != nil {
+		for p := range o.Info.All() {
+			ports = append(ports, portsOf([]PortInfo{*p}, service)...)
+		}
+	}
 	for _, m := range o.Pods {
 		for _, d := range m.Declared {
 			if d.has(service) {
@@ -96,6 +121,19 @@ func (o *Owner) Ports(service string) []uint16 {
 	}
 	slices.Sort(ports)
 	return slices.Compact(ports)
+}
+
+// WhyNotAsked says in one phrase why no pod of the owner may be asked what it
+// serves now, and "" if one may. node is the one node whose pods may be asked,
+// empty for all.
+func (o *Owner) WhyNotAsked(node string) string {
+	why := "it has no pod"
+	for _, m := range o.Pods {
+		if why = m.WhyNotAsked(node); why == "" {
+			return ""
+		}
+	}
+	return why
 }
 
 // judge says what is known of an owner, from what its record stores, its info

@@ -116,6 +116,10 @@ type Pod struct {
 	// OwnerName is the owner's display name, as ReplicaSet/a-5d9.
 	OwnerName string
 	Workload  Workload
+	// Images names the images that the pod's containers run, by digest; empty
+	// where that is not known. Pods of one owner can differ in it: the same tag
+	// may have been pulled twice.
+	Images string
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
 	// Reason says why the state is Absent; empty otherwise.
@@ -165,6 +169,7 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.Owner == q.Owner &&
 			p.OwnerName == q.OwnerName &&
 			p.Workload == q.Workload &&
+			p.Images == q.Images &&
 			p.Reason == q.Reason &&
 			p.HostNetwork == q.HostNetwork &&
 			p.CollectOff == q.CollectOff &&

@@ -20,6 +20,7 @@ const maxPods = 3
 // was there to be asked any more.
 type outcome struct {
 	info   *nodecache.Info
+	pod    *nodecache.Pod // that info is from
 	err    error
 	class  Class
 	hung   bool            // a connection was accepted and nothing was answered in time
@@ -32,22 +33,18 @@ type outcome struct {
 func (c *Collector) eligible(o *nodecache.Owner) []nodecache.Member {
 	var ms []nodecache.Member
 	for _, m := range o.Pods {
-		if !m.Shadowed && c.mayDial(m) {
+		if m.WhyNotAsked(c.only) == "" {
 			ms = append(ms, m)
 		}
 	}
 	return ms
 }
 
-func (c *Collector) mayDial(m nodecache.Member) bool {
-	return m.State == nodecache.Serving && (c.scope != ScopeNode || m.Node == c.node) && len(m.DialPorts()) > 0
-}
-
 // current returns what the directory holds of the pod now, and whether it may
 // still be dialled: an address may have passed to another pod meanwhile.
 func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) (nodecache.Member, bool) {
 	m, ok := c.dir.Member(was.UID)
-	if !ok || m.Owner != key || m.Addr != was.Addr || !c.mayDial(m) {
+	if !ok || m.Owner != key || m.Addr != was.Addr || m.WhyNotAsked(c.only) != "" {
 		return m, false
 	}
 	if !m.HostNetwork {
@@ -58,16 +55,11 @@ func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) (nodecac
 	return m, true
 }
 
-// attempt asks pods of the owner until one has answered on all its ports.
-func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome {
-	var out outcome
-	o := c.dir.Owner(key)
-	if o == nil {
-		return out
-	}
-	var partial *nodecache.Info
+// attempt asks the pods, of one owner, until one has answered on all its ports.
+func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey, pods []nodecache.Member) outcome {
+	var out, partial outcome
 	useless := c.patience(key)
-	for _, m := range c.order(key, c.eligible(o)) {
+	for _, m := range pods {
 		if len(out.asked) == maxPods || useless == 0 {
 			break
 		}
@@ -79,11 +71,14 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 			continue
 		}
 		info := &nodecache.Info{Ports: a.ports, Origin: nodecache.OriginSelf, Collected: time.Now(), Pod: m.String()}
-		if a.err == nil {
-			return outcome{info: info}
+		if m.Images != "" {
+			info.Images = []string{m.Images}
 		}
-		if partial == nil && info.Reason() == "" && len(a.ports) > 0 {
-			partial = info
+		if a.err == nil {
+			return outcome{info: info, pod: m.Pod}
+		}
+		if partial.info == nil && info.Reason() == "" && len(a.ports) > 0 {
+			partial = outcome{info: info, pod: m.Pod}
 		}
 		if a.connected {
 			useless--
@@ -97,8 +92,8 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 			}
 		}
 	}
-	if partial != nil {
-		return outcome{info: partial}
+	if partial.info != nil {
+		return partial
 	}
 	return out
 }

@@ -18,6 +18,7 @@ import (
 type savedPods struct {
 	Origins []savedOrigin
 	Places  []savedPlace
+	Images  []string
 	Pods    []savedPod
 }
 
@@ -26,17 +27,17 @@ type savedOrigin struct{ Namespace, UID, Revision, Display, Kind, Name string }
 type savedPlace struct{ Node, Zone string }
 
 type savedPod struct {
-	Pod      nodecache.Pod // without what Of and At say
-	Notes    []string
-	OptedOut bool
-	Of, At   int
+	Pod         nodecache.Pod // without what Of, At and Run say
+	Notes       []string
+	OptedOut    bool
+	Of, At, Run int
 }
 
 // encodePods writes records as they say of themselves: what their namespace and
 // Services add is not in it.
 func encodePods(records []*Record) ([]byte, error) {
 	s := savedPods{Pods: make([]savedPod, 0, len(records))}
-	ofs, ats := map[unique.Handle[origin]]int{}, map[unique.Handle[place]]int{}
+	ofs, ats, runs := map[unique.Handle[origin]]int{}, map[unique.Handle[place]]int{}, map[unique.Handle[string]]int{}
 	for _, r := range records {
 		of, known := ofs[r.of]
 		if !known {
@@ -50,13 +51,18 @@ func encodePods(records []*Record) ([]byte, error) {
 			p := r.at.Value()
 			s.Places = append(s.Places, savedPlace{p.node, p.zone})
 		}
+		run, known := runs[r.run]
+		if !known {
+			run, runs[r.run] = len(s.Images), len(s.Images)
+			s.Images = append(s.Images, r.run.Value())
+		}
 		p := *r.Pod
 		p.Namespace, p.Owner, p.OwnerName, p.Workload = "", nodecache.OwnerKey{}, "", nodecache.Workload{}
-		p.Node, p.Zone = "", ""
+		p.Node, p.Zone, p.Images = "", "", ""
 		if p.Unready { // the Services' word
 			p.State, p.Reason, p.Unready = nodecache.Absent, ReasonNotReady, false
 		}
-		s.Pods = append(s.Pods, savedPod{Pod: p, Notes: r.Notes, OptedOut: r.optedOut, Of: of, At: at})
+		s.Pods = append(s.Pods, savedPod{Pod: p, Notes: r.Notes, OptedOut: r.optedOut, Of: of, At: at, Run: run})
 	}
 	return encodeSaved(&s)
 }
@@ -80,21 +86,25 @@ func decodePods(data []byte) ([]*Record, error) {
 	for i, p := range s.Places {
 		ats[i] = unique.Make(place{p.Node, p.Zone})
 	}
+	runs := make([]unique.Handle[string], len(s.Images))
+	for i, text := range s.Images {
+		runs[i] = unique.Make(text)
+	}
 	for i := range s.Pods {
 		saved := &s.Pods[i]
-		if saved.Of < 0 || saved.Of >= len(ofs) || saved.At < 0 || saved.At >= len(ats) {
+		if saved.Of < 0 || saved.Of >= len(ofs) || saved.At < 0 || saved.At >= len(ats) || saved.Run < 0 || saved.Run >= len(runs) {
 			return nil, fmt.Errorf("pod %d is of no owner", i)
 		}
 		p := saved.Pod // apart from the others, which may go before it
 		if p.UID == "" || p.Name == "" || p.Unready || p.State > nodecache.Draining || p.State != nodecache.Absent && !p.Addr.IsValid() {
 			return nil, fmt.Errorf("pod %d is none", i)
 		}
-		r := &Record{Pod: &p, Notes: saved.Notes, optedOut: saved.OptedOut, of: ofs[saved.Of], at: ats[saved.At]}
+		r := &Record{Pod: &p, Notes: saved.Notes, optedOut: saved.OptedOut, of: ofs[saved.Of], at: ats[saved.At], run: runs[saved.Run]}
 		of, at := r.of.Value(), r.at.Value()
 		p.Namespace, p.OwnerName = of.namespace, of.display
 		p.Owner = nodecache.OwnerKey{UID: of.uid, Revision: of.revision}
 		p.Workload = nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name}
-		p.Node, p.Zone = at.node, at.zone
+		p.Node, p.Zone, p.Images = at.node, at.zone, r.run.Value()
 		p.Created, p.CollectOff, p.Export = p.Created.UTC(), saved.OptedOut, unique.Make(p.Export).Value()
 		if p.Namespace == "" {
 			return nil, fmt.Errorf("pod %d is in no namespace", i)

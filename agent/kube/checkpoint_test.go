@@ -21,6 +21,7 @@ func savedRecord(i int) *Record {
 	pod.Labels = map[string]string{templateHashLabel: "5d9", zoneLabel: "zone-1"}
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", i%100)
 	pod.Spec.HostNetwork = true
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{ImageID: "docker.io/app@sha256:1"}}
 	pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: "2001:db8::1"})
 	pod.Annotations = map[string]string{
 		GRPCPortAnnotation: "50051,x", ServicesAnnotation: "50052=pkg.A,pkg.B", CollectAnnotation: "true",
@@ -45,7 +46,7 @@ func TestPodsSectionKeepsEveryField(t *testing.T) {
 		t.Fatalf("%d records", len(out))
 	}
 	for i := range in {
-		if !out[i].equal(in[i]) || out[i].optedOut != in[i].optedOut || out[i].of != in[i].of || out[i].at != in[i].at {
+		if !out[i].equal(in[i]) || out[i].optedOut != in[i].optedOut || out[i].of != in[i].of || out[i].at != in[i].at || out[i].run != in[i].run {
 			t.Errorf("loaded %+v\n%+v, want %+v\n%+v", out[i], out[i].Pod, in[i], in[i].Pod)
 		}
 	}
@@ -54,7 +55,7 @@ func TestPodsSectionKeepsEveryField(t *testing.T) {
 	for i := range reflect.TypeFor[Record]().NumField() {
 		fields = append(fields, reflect.TypeFor[Record]().Field(i).Name)
 	}
-	if want := []string{"Pod", "Notes", "optedOut", "of", "at"}; !slices.Equal(fields, want) {
+	if want := []string{"Pod", "Notes", "optedOut", "of", "at", "run"}; !slices.Equal(fields, want) {
 		t.Errorf("a record has %v, saved are %v", fields, want)
 	}
 }
@@ -75,13 +76,14 @@ func TestNamespaceThatOptedOutIsNotSavedWithItsPods(t *testing.T) {
 
 func TestDamagedPodsSectionIsAnError(t *testing.T) {
 	for name, s := range map[string]savedPods{
-		"owner":     {Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"place":     {Origins: []savedOrigin{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"negative":  {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Pods: []savedPod{{Of: -1, Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"no uid":    {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{Name: "a"}}}},
-		"namespace": {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"address":   {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: nodecache.Serving}}}},
-		"state":     {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: 77}}}},
+		"owner":     {Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"place":     {Origins: []savedOrigin{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"negative":  {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Of: -1, Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"images":    {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"no uid":    {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{Name: "a"}}}},
+		"namespace": {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"address":   {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: nodecache.Serving}}}},
+		"state":     {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: 77}}}},
 	} {
 		data, err := encodeSaved(&s)
 		if err != nil {

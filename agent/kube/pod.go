@@ -57,8 +57,9 @@ type Record struct {
 	optedOut bool
 	// These keep the interned strings of Pod shared: package unique forgets
 	// a value that no handle refers to.
-	of unique.Handle[origin]
-	at unique.Handle[place]
+	of  unique.Handle[origin]
+	at  unique.Handle[place]
+	run unique.Handle[string]
 }
 
 // origin is what the pods of one owner have in common.
@@ -74,8 +75,9 @@ type place struct{ node, zone string }
 // get traffic, with terminating pods that are still Ready as Draining.
 func Convert(pod *corev1.Pod) *Record {
 	r := &Record{
-		of: unique.Make(owner(pod)),
-		at: unique.Make(place{pod.Spec.NodeName, pod.Labels[zoneLabel]}),
+		of:  unique.Make(owner(pod)),
+		at:  unique.Make(place{pod.Spec.NodeName, pod.Labels[zoneLabel]}),
+		run: unique.Make(images(pod)),
 	}
 	of, at := r.of.Value(), r.at.Value()
 	p := &nodecache.Pod{
@@ -87,6 +89,7 @@ func Convert(pod *corev1.Pod) *Record {
 		Owner:       nodecache.OwnerKey{UID: of.uid, Revision: of.revision},
 		OwnerName:   of.display,
 		Workload:    nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name},
+		Images:      r.run.Value(),
 		Created:     pod.CreationTimestamp.UTC(),
 		HostNetwork: pod.Spec.HostNetwork,
 	}
@@ -160,6 +163,22 @@ func owner(pod *corev1.Pod) origin {
 		o.name = strings.TrimSuffix(o.name, "-"+hash)
 	}
 	return o
+}
+
+// images names what the containers run: the digests that the node reports,
+// sorted. It is empty as long as one has not started.
+func images(pod *corev1.Pod) string {
+	var ids []string
+	for i := range pod.Status.ContainerStatuses {
+		id := pod.Status.ContainerStatuses[i].ImageID
+		if id == "" {
+			return ""
+		}
+		// Runtimes put a scheme and the repository before the digest.
+		ids = append(ids, id[strings.LastIndexByte(id, '@')+1:])
+	}
+	slices.Sort(ids)
+	return strings.Join(ids, " ")
 }
 
 // addresses returns the primary address, which may be none, and the others.

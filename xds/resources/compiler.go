@@ -33,6 +33,9 @@ type Options struct {
 	// ExportAll exports every service whose pods say nothing of it to all
 	// namespaces.
 	ExportAll bool
+	// Node is the one node whose pods are asked what they serve; empty if those
+	// of all nodes are.
+	Node string
 	// Report is told of each resource that could not be built and is left
 	// out. It is called with the compiler's lock held and must not call the
 	// compiler. Nil: nobody is told.
@@ -54,6 +57,7 @@ type Compiler struct {
 	report  func(xds.ID, error)
 	initial []*xds.Resource // read-only
 	all     bool            // Options.ExportAll; read-only
+	node    string          // Options.Node; read-only
 
 	// mu guards what follows. Nothing that can block happens under it.
 	mu         sync.RWMutex
@@ -85,6 +89,7 @@ func New(o Options) (*Compiler, error) {
 	c := &Compiler{
 		report:     o.Report,
 		all:        o.ExportAll,
+		node:       o.Node,
 		exports:    newExports(),
 		owners:     map[nodecache.OwnerKey]*owner{},
 		services:   map[serviceID]*service{},
@@ -229,7 +234,7 @@ func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touche
 func (c *Compiler) space(name string) *namespace {
 	ns := c.namespaces[name]
 	if ns == nil {
-		ns = newNamespace()
+		ns = newNamespace(c.node)
 		c.namespaces[name] = ns
 	}
 	return ns

@@ -70,7 +70,7 @@ func (c *Compiler) offer(o *owner, touched map[serviceID]struct{}, spaces map[st
 		}
 		set[o.view.Key] = o.view
 	}
-	if doubt(o.view) != xds.Complete {
+	if doubt(o.view, c.node) != xds.Complete {
 		c.exports.unsettled[o.view.Key] = o.view
 	}
 	c.touchImports(o, touched, spaces)
