@@ -18,7 +18,7 @@ import (
 type savedPods struct {
 	Origins []savedOrigin
 	Places  []savedPlace
-	Images  []string
+	Runs    []string
 	Pods    []savedPod
 }
 
@@ -53,8 +53,8 @@ func encodePods(records []*Record) ([]byte, error) {
 		}
 		run, known := runs[r.run]
 		if !known {
-			run, runs[r.run] = len(s.Images), len(s.Images)
-			s.Images = append(s.Images, r.run.Value())
+			run, runs[r.run] = len(s.Runs), len(s.Runs)
+			s.Runs = append(s.Runs, r.run.Value())
 		}
 		p := *r.Pod
 		p.Namespace, p.Owner, p.OwnerName, p.Workload = "", nodecache.OwnerKey{}, "", nodecache.Workload{}
@@ -86,20 +86,16 @@ func decodePods(data []byte) ([]*Record, error) {
 	for i, p := range s.Places {
 		ats[i] = unique.Make(place{p.Node, p.Zone})
 	}
-	runs := make([]unique.Handle[string], len(s.Images))
-	for i, text := range s.Images {
-		runs[i] = unique.Make(text)
-	}
 	for i := range s.Pods {
 		saved := &s.Pods[i]
-		if saved.Of < 0 || saved.Of >= len(ofs) || saved.At < 0 || saved.At >= len(ats) || saved.Run < 0 || saved.Run >= len(runs) {
+		if saved.Of < 0 || saved.Of >= len(ofs) || saved.At < 0 || saved.At >= len(ats) || saved.Run < 0 || saved.Run >= len(s.Runs) {
 			return nil, fmt.Errorf("pod %d is of no owner", i)
 		}
 		p := saved.Pod // apart from the others, which may go before it
 		if p.UID == "" || p.Name == "" || p.Unready || p.State > nodecache.Draining || p.State != nodecache.Absent && !p.Addr.IsValid() {
 			return nil, fmt.Errorf("pod %d is none", i)
 		}
-		r := &Record{Pod: &p, Notes: saved.Notes, optedOut: saved.OptedOut, of: ofs[saved.Of], at: ats[saved.At], run: runs[saved.Run]}
+		r := &Record{Pod: &p, Notes: saved.Notes, optedOut: saved.OptedOut, of: ofs[saved.Of], at: ats[saved.At], run: unique.Make(s.Runs[saved.Run])}
 		of, at := r.of.Value(), r.at.Value()
 		p.Namespace, p.OwnerName = of.namespace, of.display
 		p.Owner = nodecache.OwnerKey{UID: of.uid, Revision: of.revision}

@@ -21,11 +21,11 @@ func savedRecord(i int) *Record {
 	pod.Labels = map[string]string{templateHashLabel: "5d9", zoneLabel: "zone-1"}
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", i%100)
 	pod.Spec.HostNetwork = true
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{ImageID: "docker.io/app@sha256:1"}}
 	pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: "2001:db8::1"})
 	pod.Annotations = map[string]string{
 		GRPCPortAnnotation: "50051,x", ServicesAnnotation: "50052=pkg.A,pkg.B", CollectAnnotation: "true",
 	}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", ImageID: "registry/app@sha256:" + pod.Name}}
 	return Convert(pod)
 }
 
@@ -76,14 +76,14 @@ func TestNamespaceThatOptedOutIsNotSavedWithItsPods(t *testing.T) {
 
 func TestDamagedPodsSectionIsAnError(t *testing.T) {
 	for name, s := range map[string]savedPods{
-		"owner":     {Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"place":     {Origins: []savedOrigin{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"negative":  {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Of: -1, Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"images":    {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"no uid":    {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{Name: "a"}}}},
-		"namespace": {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
-		"address":   {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: nodecache.Serving}}}},
-		"state":     {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Images: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: 77}}}},
+		"owner":     {Places: []savedPlace{{}}, Runs: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"run":       {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"place":     {Origins: []savedOrigin{{}}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"negative":  {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Runs: []string{""}, Pods: []savedPod{{Of: -1, Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"no uid":    {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Runs: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{Name: "a"}}}},
+		"namespace": {Origins: []savedOrigin{{}}, Places: []savedPlace{{}}, Runs: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a"}}}},
+		"address":   {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Runs: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: nodecache.Serving}}}},
+		"state":     {Origins: []savedOrigin{{Namespace: "n"}}, Places: []savedPlace{{}}, Runs: []string{""}, Pods: []savedPod{{Pod: nodecache.Pod{UID: "u", Name: "a", State: 77}}}},
 	} {
 		data, err := encodeSaved(&s)
 		if err != nil {
