@@ -84,7 +84,7 @@ type savedOwner struct {
 	Workload Workload
 	Export   string     `json:",omitempty"`
 	Info     Info       // without Files
-	Files    [][][]byte // by port: the hashes of its files
+	Files    [][][]byte // of each port, in the order of Info.All: the hashes of its files
 }
 
 // Prepare makes the directory and returns an error if it could not be written.
@@ -177,17 +177,16 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	if err != nil {
 		return SavedInfo{}, err
 	}
-	if len(v.Files) != len(v.Info.Ports) {
-		return SavedInfo{}, errors.New("ports and files do not match")
-	}
 	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Export: v.Export, Info: &v.Info}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)
 	}
-	for i := range v.Info.Ports {
-		p := &v.Info.Ports[i]
+	for p := range v.Info.All() {
+		if len(v.Files) == 0 {
+			return SavedInfo{}, errors.New("ports and files do not match")
+		}
 		p.Files = nil
-		for _, sum := range v.Files[i] {
+		for _, sum := range v.Files[0] {
 			f, ok := files[string(sum)]
 			if !ok {
 				return SavedInfo{}, errors.New("a file is missing")
@@ -197,8 +196,11 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 		// Readers search them.
 		slices.SortFunc(p.Files, func(a, b unique.Handle[string]) int { return cmp.Compare(a.Value(), b.Value()) })
 		slices.SortFunc(p.Services, func(a, b Service) int { return cmp.Compare(a.Name, b.Name) })
+		v.Files = v.Files[1:]
 	}
-	slices.SortFunc(v.Info.Ports, func(a, b PortInfo) int { return cmp.Compare(a.Port, b.Port) })
+	for i := -1; i < len(v.Info.Variants); i++ {
+		slices.SortFunc(v.Info.program(i), func(a, b PortInfo) int { return cmp.Compare(a.Port, b.Port) })
+	}
 	return s, nil
 }
 

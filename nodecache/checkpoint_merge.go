@@ -95,20 +95,9 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: *s.Info, Files: make([][][]byte, len(s.Info.Ports))}
-		v.Info.Ports = slices.Clone(v.Info.Ports)
-		// The files of what only some pods serve are not kept: their services
-		// are known all the same, and they are asked again about hourly.
-		v.Info.Variants = slices.Clone(v.Info.Variants)
-		for i := range v.Info.Variants {
-			w := &v.Info.Variants[i]
-			w.Ports = slices.Clone(w.Ports)
-			for j := range w.Ports {
-				w.Ports[j].Files, w.Ports[j].Linkable = nil, false
-			}
-		}
-		for i := range v.Info.Ports {
-			p := &v.Info.Ports[i]
+		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: s.Info.ownPorts()}
+		for p := range v.Info.All() {
+			var sums [][]byte
 			for _, f := range p.Files {
 				sum := hashes[f]
 				if sum == nil {
@@ -117,8 +106,9 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 					hashes[f] = sum
 					files[string(sum)] = []byte(f.Value())
 				}
-				v.Files[i] = append(v.Files[i], sum)
+				sums = append(sums, sum)
 			}
+			v.Files = append(v.Files, sums)
 			p.Files = nil
 		}
 		if e.value, err = json.Marshal(&v); err != nil {
@@ -147,6 +137,16 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 	}
 	m.add(section{name: sectionFiles, kind: kindKeyed}, blobPieces...)
 	return nil
+}
+
+// ownPorts is a copy whose ports may be changed.
+func (i *Info) ownPorts() Info {
+	out := *i
+	out.Ports, out.Variants = slices.Clone(i.Ports), slices.Clone(i.Variants)
+	for n := range out.Variants {
+		out.Variants[n].Ports = slices.Clone(out.Variants[n].Ports)
+	}
+	return out
 }
 
 // sumsOf returns the hashes that an entry names; false if one of them has no
