@@ -51,7 +51,7 @@ func (a *Agent) admin() http.Handler {
 	get("/owners", func(*http.Request) (any, error) {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
-			views = append(views, viewOwner(o))
+			views = append(views, viewOwner(o, a.config.onlyNode()))
 		}
 		return views, nil
 	})
@@ -59,6 +59,7 @@ func (a *Agent) admin() http.Handler {
 	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
 	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
+	mux.HandleFunc("POST /recollect", a.serveRecollect)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
@@ -72,9 +73,13 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the asker is gone
 }
 
+func newHTTPServer(h http.Handler) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+}
+
 // serveHTTP serves until ctx ends.
 func serveHTTP(ctx context.Context, lis net.Listener, h http.Handler) error {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	s := newHTTPServer(h)
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()
 	if err := s.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
@@ -130,6 +135,10 @@ func (a *Agent) Status(context.Context) Status {
 			if t.Nack != nil {
 				s.Nacks++
 			}
+			s.Withheld += len(t.Withheld) + t.Suspects
+		}
+		if c.State != "" {
+			s.Slow++
 		}
 	}
 	return s

@@ -4,24 +4,21 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"github.com/fingerpost/fingerpost/agent/collect"
 	"github.com/fingerpost/fingerpost/agent/kube"
@@ -31,7 +28,6 @@ import (
 	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/ads/socket"
 	"github.com/fingerpost/fingerpost/xds/resources"
-	"github.com/fingerpost/fingerpost/xds/unknown"
 )
 
 const (
@@ -60,9 +56,16 @@ type Agent struct {
 	feed      *feed
 	server    *ads.Server
 	gate      gate
-	invalid   prometheus.Counter
+	// checkpoint belongs to newAgent, then to keepCheckpoint.
+	checkpoint *checkpoint
+	invalid    prometheus.Counter
 
-	adsSocket, unknownSocket, adminSocket *socket.Socket
+	instance *socket.Socket // this process's own admin socket
+	// front is what holds the names, or held them last; nil while another agent
+	// has held them since the start. Set by newAgent, then by the keeper.
+	front atomic.Pointer[front]
+	// predecessor is who gave the names. Of the keeper alone, while it runs.
+	predecessor *socket.Predecessor
 
 	// partsMu guards parts.
 	partsMu sync.Mutex
@@ -89,13 +92,19 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if err != nil {
 		return nil, &UsageError{Err: err}
 	}
-	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), invalid: newInvalid()}
+	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid()}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.store = kube.NewStore(a.dir, a.log)
 	if err := a.openSource(); err != nil {
 		return nil, err
 	}
-	if err := a.openSockets(); err != nil {
+	f, err := a.openFront(false, nil)
+	var held *socket.HeldError
+	if err != nil && (!c.Takeover || !errors.As(err, &held)) {
+		return nil, err
+	}
+	a.front.Store(f)
+	if err := a.openInstance(); err != nil {
 		a.close()
 		return nil, err
 	}
@@ -103,20 +112,19 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.log.Warn(w)
 	}
 	a.parts = map[string]string{
-		"checkpoint": "off: not built yet",
-		"identity":   "off: not built yet",
-		"kernel":     "off: not built yet",
-		"on-demand":  "off: not built yet",
-		"peers":      "off: not built yet",
-		"routes":     "off: not built yet",
-		"takeover":   "off: not built yet",
-		"http":       "off: no address",
-		"tracing":    "off: no address",
-		"locality":   "even",
-		"export":     "none",
+		"identity":  "off: not built yet",
+		"kernel":    "off: not built yet",
+		"on-demand": "off: not built yet",
+		"peers":     "off: not built yet",
+		"routes":    "off: not built yet",
+		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
+		"http":      "off: no address",
+		"tracing":   "off: no address",
+		"locality":  "even",
+		"export":    c.ExportDefault,
 	}
 	if c.Takeover {
-		a.parts["takeover"] = "off: not built yet; --takeover changes nothing"
+		a.parts["takeover"] = "on"
 	}
 	if c.RequireIdentity {
 		a.parts["identity"] = "off: not built yet; --require-identity refuses nobody"
@@ -127,9 +135,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if c.Locality != "even" {
 		a.parts["locality"] = fmt.Sprintf("even: %s is not built yet", c.Locality)
 	}
-	if c.ExportDefault != "none" {
-		a.parts["export"] = fmt.Sprintf("none: %s is not built yet", c.ExportDefault)
-	}
+	a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	a.collector = collect.New(collect.Options{
 		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry,
@@ -142,7 +148,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Report: a.refused,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused,
 	})
 	if err != nil {
 		a.close()
@@ -169,79 +175,41 @@ func (a *Agent) openSource() error {
 	return err
 }
 
-// openSockets takes the sockets, or says who has them.
-func (a *Agent) openSockets() error {
-	c, err := &a.config, error(nil)
-	// The locks lie beside the admin socket, where no pod can hold them.
-	lock := func(path string) string {
-		sum := sha256.Sum256([]byte(filepath.Clean(path)))
-		return filepath.Join(filepath.Dir(c.AdminSocket), fmt.Sprintf("%s.%x.lock", filepath.Base(path), sum[:4]))
-	}
-	if a.adsSocket, err = socket.Listen(socket.Options{Path: c.ADSSocket, Lock: lock(c.ADSSocket)}); err != nil {
-		return err
-	}
-	// Who has the lock of the ADS socket has this one too.
-	if a.unknownSocket, err = socket.Listen(socket.Options{Path: UnknownSocket(c.ADSSocket)}); err != nil {
-		return err
-	}
-	a.adminSocket, err = socket.Listen(socket.Options{Path: c.AdminSocket, Lock: lock(c.AdminSocket), Mode: 0o600})
-	return err
-}
-
 func (a *Agent) close() {
-	for _, s := range []*socket.Socket{a.adsSocket, a.unknownSocket, a.adminSocket} {
-		if s != nil {
-			_ = s.Close()
-		}
+	if f := a.front.Load(); f != nil {
+		f.close()
+	}
+	if a.instance != nil {
+		_ = a.instance.Close()
+	}
+	// The predecessor, if it is there still, takes the names back now.
+	if a.predecessor != nil {
+		_ = a.predecessor.Close()
 	}
 }
 
 func (a *Agent) run(ctx context.Context) error {
 	a.log.Info("agent starts", "node", a.config.nodeName(), "version", a.config.Version, "source", a.config.Source, "socket", a.config.ADSSocket)
-	if filepath.Dir(a.adsSocket.Path()) == filepath.Dir(a.adminSocket.Path()) {
+	if filepath.Dir(a.config.ADSSocket) == filepath.Dir(a.config.AdminSocket) {
 		a.log.Warn("the admin socket lies in the directory that pods mount to reach the ADS socket; give it one of its own", "socket", a.config.AdminSocket)
 	}
-	for _, name := range []string{"takeover", "identity"} {
-		if state := a.partStates()[name]; strings.Contains(state, ";") {
-			a.log.Warn("flag without effect", "part", name, "state", state)
-		}
+	if state := a.partStates()["identity"]; strings.Contains(state, ";") {
+		a.log.Warn("flag without effect", "part", "identity", "state", state)
 	}
-	adsServer := ads.NewGRPCServer(a.server)
-	unknownServer := unknown.New(a.compiler, unknown.Options{Synced: a.gate.open.Load, Hurry: a.hurry})
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
 	g.Go(func() error { a.collector.Run(ctx); return nil })
 	g.Go(func() error { return a.feed.run(ctx) })
 	g.Go(func() error { return a.openGate(ctx) })
-	g.Go(func() error { return serveGRPC(adsServer, a.adsSocket) })
-	g.Go(func() error { return unknownServer.Serve(a.unknownSocket) })
-	g.Go(func() error { return serveHTTP(ctx, a.adminSocket, a.admin()) })
+	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })
+	g.Go(func() error { return serveHTTP(ctx, a.instance, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })
+	g.Go(func() error { return a.keepCheckpoint(ctx) })
 	if a.config.HTTPAddress != "" {
 		g.Go(func() error { return a.serveHealth(ctx) })
 	}
-	g.Go(func() error {
-		<-ctx.Done()
-		a.log.Info("agent stops")
-		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*stopSpread)
-		defer cancel()
-		err := a.server.Shutdown(bound, stopSpread)
-		adsServer.Stop()
-		unknownServer.Stop()
-		if errors.Is(err, context.DeadlineExceeded) {
-			return nil // the clients that were left are cut off
-		}
-		return err
-	})
 	return g.Wait()
-}
-
-func serveGRPC(s *grpc.Server, lis net.Listener) error {
-	if err := s.Serve(lis); !errors.Is(err, grpc.ErrServerStopped) {
-		return err
-	}
-	return nil
 }
 
 // expire forgets what was learned of owners whose pods went long ago.
@@ -280,39 +248,6 @@ func (a *Agent) podOf(node *corev3.Node) string {
 		return ""
 	}
 	return client.Namespace + "/" + client.Pod
-}
-
-// Ready returns nil if the gate is open and whoever dials the ADS socket
-// reaches this process, else what is missing.
-func (a *Agent) Ready(ctx context.Context) error {
-	if state, reason := a.gateState(); state != gateOpen {
-		return fmt.Errorf("the gate is closed: %s", reason)
-	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", a.config.ADSSocket)
-	if err != nil {
-		return fmt.Errorf("the ADS socket cannot be reached: %w", err)
-	}
-	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return err
-	}
-	// The kernel says who listens, in terms of our pid namespace (unix(7),
-	// SO_PEERCRED): an agent in another container is never our own pid.
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if credErr != nil {
-		return credErr
-	}
-	if int(cred.Pid) != unix.Getpid() {
-		return fmt.Errorf("the ADS socket leads to another process (pid %d)", cred.Pid)
-	}
-	return nil
 }
 
 // hurry lets owners be collected before others: a call waits for them.

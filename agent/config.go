@@ -169,6 +169,14 @@ func (c *Config) nodeName() string {
 	return cmp.Or(c.NodeName, host)
 }
 
+// onlyNode is the one node whose pods may be asked; empty if all may.
+func (c *Config) onlyNode() string {
+	if c.CollectScope != "node" {
+		return ""
+	}
+	return c.nodeName()
+}
+
 // UnknownSocket is the path of the socket at which calls to unknown names end,
 // beside the ADS socket.
 func UnknownSocket(adsSocket string) string {

@@ -21,14 +21,24 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	}
 	e := &Explanation{Facts: []Fact{}}
 	e.fact("state", "%s", strings.TrimSuffix(r.State.String()+": "+r.Reason, ": "))
+	if r.Unready {
+		e.fact("ready", "no; it serves all the same, since every Service in front of it publishes pods that are not ready")
+	}
 	address := "none"
 	if r.Addr.IsValid() {
 		address = r.Addr.String()
 	}
 	e.fact("address", "%s on node %q", address, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
-	for _, h := range r.Hints {
+	m, ok := a.dir.Member(r.UID)
+	if !ok {
+		m = nodecache.Member{Pod: r.Pod}
+	}
+	for _, h := range m.AllHints() {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
+	}
+	for _, st := range m.Behind {
+		e.fact("service", "stands behind %s, %s", st.Front, ledTo(st))
 	}
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
@@ -45,7 +55,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		e.Verdict = fmt.Sprintf("%s is not served yet: its event is being handled", id)
 		return e, nil
 	}
-	a.explainOwner(e, o)
+	a.explainOwner(e, o, r.Pod)
 	var served, others []string
 	for _, m := range o.Pods {
 		if m.UID == r.UID && m.Shadowed {
@@ -59,6 +69,8 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		}
 	}
 	switch {
+	case len(served) == 0 && o.Knowledge == nodecache.Known:
+		e.Verdict = fmt.Sprintf("%s is not served: it serves nothing itself, only other pods of its owner do", id)
 	case len(served) == 0 && o.Knowledge.Settled():
 		e.Verdict = fmt.Sprintf("%s is not served: its owner has no service: %s", id, o.Reason)
 	case len(served) == 0:
@@ -81,17 +93,36 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	return e, nil
 }
 
-func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner) {
-	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+// ledTo says to which ports a Service leads.
+func ledTo(st *nodecache.Standing) string {
+	switch {
+	case st.AnyPort:
+		return "which leads to every port"
+	case len(st.Ports) == 0:
+		return "which leads to no TCP port"
+	}
+	return "which leads to port " + strings.Trim(strings.ReplaceAll(fmt.Sprint(st.Ports), " ", ", "), "[]")
+}
+
+// explainOwner says what is known of the owner, and of that what holds for the
+// pod.
+func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.Pod) {
+	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 	if o.Info == nil {
 		return
 	}
-	asked := ""
-	if o.Info.Pod != "" {
-		asked = ", from pod " + o.Info.Pod
+	from, at := o.Info.Pod, o.Info.Collected
+	if v := o.Info.Variant(pod); v != nil {
+		from, at = v.From, v.Collected
+		e.fact("variant", "other pods of its owner serve something else; this holds for %s",
+			map[bool]string{true: "pods with its images", false: "this pod alone"}[v.Pod == ""])
 	}
-	e.fact("learned", "by %s at %s%s", o.Info.Origin, o.Info.Collected.UTC().Format("2006-01-02T15:04:05Z"), asked)
-	for _, p := range o.Info.Ports {
+	asked := ""
+	if from != "" {
+		asked = ", from pod " + from
+	}
+	e.fact("learned", "by %s at %s%s", o.Info.Origin, at.UTC().Format("2006-01-02T15:04:05Z"), asked)
+	for _, p := range o.Info.For(pod) {
 		var names []string
 		for _, s := range p.Services {
 			names = append(names, s.Name)
@@ -129,6 +160,14 @@ func (a *Agent) explainService(name string) *Explanation {
 		for _, c := range s.Claimants {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)
 		}
+		if len(s.Exported) > 0 {
+			e.fact(s.Namespace, "exported to the clients of %s", strings.Join(s.Exported, ", "))
+		}
+		if len(s.Claimants) > 0 {
+			for i, w := range s.Order {
+				e.fact(s.Namespace, "order %d: %s", i+1, w)
+			}
+		}
 	}
 	if nodecache.Infrastructure(name) {
 		e.Verdict = name + " is infrastructure, which is never served by its name alone"
@@ -136,7 +175,7 @@ func (a *Agent) explainService(name string) *Explanation {
 	}
 	for _, o := range a.dir.Owners() {
 		if found == 0 && !o.Knowledge.Settled() {
-			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o).Reason, ": "))
+			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
 		}
 	}
 	switch {

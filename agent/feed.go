@@ -54,6 +54,8 @@ func (f *feed) flush() {
 // namespace makes sure that clients of the namespace find what each of them
 // needs. It returns an error if the namespace is none.
 func (f *feed) namespace(ns string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	u, err := f.compiler.Namespace(ns)
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/fingerpost/fingerpost/xds"
 )
 
 const (
@@ -21,7 +23,10 @@ const (
 )
 
 // gate says whether clients are answered.
-type gate struct{ open atomic.Bool }
+type gate struct {
+	open   atomic.Bool
+	opened chan struct{} // closed when it opens
+}
 
 // openGate opens the gate once the source has synced, every listed object is
 // in the tables, and every owner that can be asked was asked once, or the
@@ -40,8 +45,14 @@ func (a *Agent) openGate(ctx context.Context) error {
 		return nil
 	}
 	a.feed.flush()
+	current := a.current()
+	if !current {
+		// What the checkpoint lacks may be on its way.
+		a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{xds.Shared: xds.Pending}})
+	}
 	a.server.OpenGate()
 	a.gate.open.Store(true)
+	close(a.gate.opened)
 	// The first list took much more memory than what is kept of it. Nothing
 	// grows from here on, so the runtime would give it back late.
 	defer debug.FreeOSMemory()
@@ -50,8 +61,32 @@ func (a *Agent) openGate(ctx context.Context) error {
 	} else {
 		a.log.Info("gate open", "after", time.Since(begun).Round(time.Millisecond))
 	}
+	if current {
+		return nil
+	}
+	select {
+	case <-a.source.Current():
+	case <-ctx.Done():
+		return nil
+	}
+	a.feed.flush()
+	a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{xds.Shared: xds.Complete}})
 	return nil
 }
+
+// current tells whether everything that happened before the start was heard of.
+func (a *Agent) current() bool {
+	select {
+	case <-a.source.Current():
+		return true
+	default:
+		return false
+	}
+}
+
+// complete tells whether a name that nobody has does not exist, as far as that
+// does not hang on what owners serve.
+func (a *Agent) complete() bool { return a.gate.open.Load() && a.current() }
 
 // gateState is what status says of the gate.
 func (a *Agent) gateState() (state, reason string) {

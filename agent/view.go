@@ -22,6 +22,10 @@ type Status struct {
 	// has rejected and not accepted since.
 	Proxies int `json:"proxies"`
 	Nacks   int `json:"nacks"`
+	// Withheld counts the resources that are not sent to a client which
+	// refused them, Slow the clients that do not read or acknowledge.
+	Withheld int `json:"withheld,omitempty"`
+	Slow     int `json:"slow,omitempty"`
 	// Parts says of each part whether it is "on" or "off: reason".
 	Parts map[string]string `json:"parts"`
 }
@@ -69,9 +73,21 @@ type OwnerView struct {
 	Services  []string `json:"services"`
 	Pods      []string `json:"pods"`
 	Reason    string   `json:"reason"`
+	// Variants is there only where pods of the owner serve different things.
+	Variants []VariantView `json:"variants,omitempty"`
 }
 
-func viewOwner(o *nodecache.Owner) OwnerView {
+// VariantView says what some pods of an owner serve where it differs from the
+// rest.
+type VariantView struct {
+	Images   string   `json:"images"`
+	Pods     []string `json:"pods"`
+	Services []string `json:"services"`
+}
+
+// viewOwner shows an owner to an agent that asks pods of one node alone, or of
+// all if node is empty.
+func viewOwner(o *nodecache.Owner, node string) OwnerView {
 	v := OwnerView{
 		Key:       o.Key.String(),
 		Namespace: o.Workload.Namespace,
@@ -89,10 +105,36 @@ func viewOwner(o *nodecache.Owner) OwnerView {
 	for _, m := range o.Pods {
 		v.Pods = append(v.Pods, m.String())
 	}
+	if o.Info != nil {
+		v.Variants = viewVariants(o)
+	}
+	if o.Knowledge == nodecache.Unknown && len(o.Pods) > 0 {
+		v.Reason = o.WhyNotAsked(node)
+	}
 	if o.Knowledge == nodecache.Failed && !o.NextTry.IsZero() {
 		v.Reason += fmt.Sprintf("; next try in %s", max(0, time.Until(o.NextTry)).Round(time.Second))
 	}
 	return v
+}
+
+func viewVariants(o *nodecache.Owner) []VariantView {
+	var views []VariantView
+	for i := range o.Info.Variants {
+		variant := &o.Info.Variants[i]
+		v := VariantView{Images: variant.Images, Pods: []string{}, Services: []string{}}
+		for _, m := range o.Pods {
+			if o.Info.Variant(m.Pod) == variant {
+				v.Pods = append(v.Pods, m.String())
+			}
+		}
+		for _, p := range variant.Ports {
+			for _, s := range p.Services {
+				v.Services = append(v.Services, s.Name)
+			}
+		}
+		views = append(views, v)
+	}
+	return views
 }
 
 // Explanation is the answer to /explain.

@@ -111,8 +111,21 @@ func TestAgentKnowsItsNodeAndKeepsItsDirectoriesOnTheHost(t *testing.T) {
 func TestRolloutTakesOneNodeAtATimeAndEveryNodeHasAnAgent(t *testing.T) {
 	spec := documents[appsv1.DaemonSet](t, "daemonset.yaml", "DaemonSet")[0].Spec
 	u := spec.UpdateStrategy.RollingUpdate
-	if u == nil || u.MaxUnavailable == nil || u.MaxUnavailable.IntValue() != 1 || (u.MaxSurge != nil && u.MaxSurge.IntValue() != 0) {
-		t.Errorf("rollout is %v, want maxUnavailable 1", u)
+	if u == nil || u.MaxUnavailable == nil || u.MaxUnavailable.IntValue() != 0 || u.MaxSurge == nil || u.MaxSurge.IntValue() != 1 {
+		t.Errorf("rollout is %v, want maxSurge 1 and maxUnavailable 0", u)
+	}
+	// Without it the second agent of a node ends at once.
+	if _, agent := agentPod(t); !slices.Contains(agent.Args, "--takeover") {
+		t.Errorf("a surge without --takeover: %v", agent.Args)
+	}
+	// What tells the probes of two agents of a node apart is that each is the
+	// first process of its own pid namespace.
+	pod, agent := agentPod(t)
+	if pod.ShareProcessNamespace != nil && *pod.ShareProcessNamespace {
+		t.Error("the containers of the pod share a pid namespace")
+	}
+	if len(agent.Command) != 0 || len(agent.Args) == 0 || agent.Args[0] != "agent" {
+		t.Errorf("the first process is %v %v, want the image's with the argument agent", agent.Command, agent.Args)
 	}
 	if !slices.ContainsFunc(spec.Template.Spec.Tolerations, func(tol corev1.Toleration) bool {
 		return tol.Operator == corev1.TolerationOpExists && tol.Key == "" && tol.Effect == ""

@@ -33,7 +33,10 @@ type Directory struct {
 	infos      map[OwnerKey]*learned
 	routes     map[string]*Route
 	routesOf   map[OwnerKey]map[string]struct{}
+	fronts     fronts
 	subs       map[*Subscription]struct{}
+
+	infoChanges uint64 // counts changes of infos
 }
 
 // record is an owner that has pods.
@@ -45,7 +48,9 @@ type record struct {
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
 	next       time.Time
-	hung       bool // the last failure was one of Hang
+	hung       bool        // the last failure was one of Hang
+	again      bool        // while Collecting: a port came that may not be asked about
+	behind     []*Standing // where a pod stood last that stood somewhere
 }
 
 // learned is what outlives the pods of an owner.
@@ -54,7 +59,9 @@ type learned struct {
 	// Set while the owner has no pods.
 	name     string
 	workload Workload
-	last     *Info     // info, with what the last pod declared
+	last     *Info // info, with what the last pod declared
+	behind   []*Standing
+	export   string
 	until    time.Time // zero while the owner has pods
 }
 
@@ -69,6 +76,7 @@ func New(o Options) *Directory {
 		infos:    map[OwnerKey]*learned{},
 		routes:   map[string]*Route{},
 		routesOf: map[OwnerKey]map[string]struct{}{},
+		fronts:   newFronts(),
 		subs:     map[*Subscription]struct{}{},
 	}
 }
@@ -117,6 +125,7 @@ func (d *Directory) upsertPod(p *Pod) Reservation {
 	if rec == nil {
 		rec = d.reserve(p.Owner)
 	}
+	d.join(rec, p)
 	d.removePod(p.UID, rec)
 	rec.insert(p)
 	d.pods[p.UID] = p
@@ -136,10 +145,12 @@ func (d *Directory) reserve(key OwnerKey) *record {
 	rec := &record{generation: d.generation}
 	d.owners[key] = rec
 	if l := d.infos[key]; l != nil {
+		rec.behind = l.behind
 		if l.info == nil { // declared only: the new pod has its own word
 			delete(d.infos, key)
 		} else {
 			d.infos[key] = &learned{info: l.info}
+			d.infoChanges++
 			rec.stored = knowledgeOf(l.info)
 		}
 	}
@@ -160,25 +171,27 @@ func (d *Directory) removePod(uid string, keep *record) {
 	rec.remove(p)
 	if len(rec.pods) == 0 && rec != keep {
 		delete(d.owners, p.Owner)
-		d.retain(p)
+		d.retain(p, rec.behind)
 	}
 	d.changed(p.Owner)
 }
 
 // retain needs mu. It starts the time for which what was learned of an owner
-// outlives p, its last pod.
-func (d *Directory) retain(p *Pod) {
+// outlives p, its last pod, and with it where the owner stood.
+func (d *Directory) retain(p *Pod, behind []*Standing) {
 	var info *Info
 	if l := d.infos[p.Owner]; l != nil {
 		info = l.info
 	}
 	last := withDeclared(info, p.Declared)
 	if last == nil {
+		d.forget(p.Owner, behind)
 		return
 	}
+	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: p.Workload,
-		last: last, until: time.Now().Add(d.keep),
+		last: last, behind: behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
 }
 
@@ -213,7 +226,7 @@ func (d *Directory) Begin(key OwnerKey) (Reservation, error) {
 	case rec.stored == Collecting:
 		return Reservation{}, ErrBusy
 	}
-	rec.before, rec.stored = rec.stored, Collecting
+	rec.before, rec.stored, rec.again = rec.stored, Collecting, false
 	d.changed(key)
 	return Reservation{Key: key, Generation: rec.generation}, nil
 }
@@ -231,11 +244,36 @@ func (d *Directory) Commit(r Reservation, info *Info) error {
 	if err != nil {
 		return err
 	}
-	d.infos[r.Key] = &learned{info: info}
+	d.learn(r.Key, rec, info)
+	return nil
+}
+
+// Revise is Commit for an owner that was asked again: info replaces was, from
+// which it was made. It returns [ErrChanged] if the owner's info is another by
+// now, and changes nothing; else as Commit. An owner need not have been begun:
+// what is known of it holds meanwhile.
+func (d *Directory) Revise(r Reservation, was, info *Info) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	rec, err := d.reserved(r)
+	if err != nil {
+		return err
+	}
+	if d.info(r.Key) != was {
+		return ErrChanged
+	}
+	d.learn(r.Key, rec, info)
+	return nil
+}
+
+// learn needs mu.
+func (d *Directory) learn(key OwnerKey, rec *record, info *Info) {
+	d.infos[key] = &learned{info: info}
+	d.infoChanges++
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
-	d.changed(r.Key)
-	return nil
+	d.reaskAll(key, rec)
+	d.changed(key)
 }
 
 // Fail records that a collect failed, why, and when it is tried again. It
@@ -297,6 +335,8 @@ func (d *Directory) Expire(now time.Time) int {
 	for key, l := range d.infos {
 		if !l.until.IsZero() && !now.Before(l.until) {
 			delete(d.infos, key)
+			d.infoChanges++
+			d.forget(key, l.behind)
 			d.changed(key)
 			n++
 		}

@@ -23,6 +23,17 @@
 // or a workload that scales to zero and back therefore costs no second
 // collect, and its services keep their cluster meanwhile.
 //
+// What was learned outlives the process, too: a [Checkpoint] keeps what
+// [Directory.Snapshot] returns, and [Directory.Restore] makes it known again.
+//
+// # Services
+//
+// A [Front] is a Service, a [Slice] one of its EndpointSlices; either may come
+// first. Where both are there, the slice's pods stand behind the Service, which
+// their owner's view says: a [Standing] names the ports to which the Service
+// leads and those that it hints at. Where an owner stood last outlives its pods
+// as what was learned of it does.
+//
 // Subscribers are told which owners changed, at least once for every change
 // and coalesced by owner, and read the current view themselves.
 package nodecache

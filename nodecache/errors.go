@@ -11,6 +11,10 @@ var (
 	// ErrBusy indicates that the owner is being collected already.
 	ErrBusy = errors.New("owner is being collected")
 
+	// ErrChanged indicates that what a revision was made from is not what is
+	// known of the owner any more.
+	ErrChanged = errors.New("what is known of the owner has changed")
+
 	// ErrOldRoute indicates that the directory holds a newer generation of the
 	// same route.
 	ErrOldRoute = errors.New("route is older than the one held")

@@ -3,6 +3,7 @@ package nodecache
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -62,12 +63,84 @@ const (
 
 // Info is what was learned of an owner. It is immutable and shared.
 type Info struct {
-	// Ports is sorted by port.
+	// Ports is sorted by port. It holds for every pod that no variant names.
 	Ports     []PortInfo
 	Origin    Origin
 	Collected time.Time
 	// Pod is namespace/name of the pod that was asked; empty if unknown.
 	Pod string
+	// Images are the [Pod.Images] on which Ports was seen, sorted; empty where
+	// that is not known.
+	Images []string
+	// Variants are the pods that serve something else than Ports, at most
+	// [MaxVariants]. An owner that has some is heterogeneous.
+	Variants []Variant
+}
+
+// MaxVariants bounds the variants of an owner. What goes beyond is not kept.
+const MaxVariants = 8
+
+// Variant is what some pods of an owner serve where it differs from what the
+// others do.
+type Variant struct {
+	// Images is the [Pod.Images] for which it holds. Where Pod is set, that
+	// pod's word was another than that of pods with the same images.
+	Images string
+	// Pod is the UID of the one pod for which it holds; empty for all pods with
+	// the images.
+	Pod string
+	// Ports is sorted by port.
+	Ports     []PortInfo
+	Collected time.Time
+	// From is namespace/name of the pod that was asked.
+	From string
+}
+
+// For returns what is known of a pod of the owner, sorted by port: the word of
+// its own, else of its images, else what holds for the owner.
+func (i *Info) For(p *Pod) []PortInfo { return i.program(i.index(p)) }
+
+// Variant returns the variant that holds for a pod of the owner, nil where the
+// info itself does.
+func (i *Info) Variant(p *Pod) *Variant {
+	if n := i.index(p); n >= 0 {
+		return &i.Variants[n]
+	}
+	return nil
+}
+
+// index is that of the variant of a pod, -1 where it has none.
+func (i *Info) index(p *Pod) int {
+	at := -1
+	for n := range i.Variants {
+		switch v := &i.Variants[n]; {
+		case v.Pod == p.UID && v.Pod != "":
+			return n
+		case v.Pod == "" && v.Images == p.Images:
+			at = n
+		}
+	}
+	return at
+}
+
+func (i *Info) program(index int) []PortInfo {
+	if index < 0 {
+		return i.Ports
+	}
+	return i.Variants[index].Ports
+}
+
+// All yields every port of the info, those of its variants after the others.
+func (i *Info) All() iter.Seq[*PortInfo] {
+	return func(yield func(*PortInfo) bool) {
+		for v := -1; v < len(i.Variants); v++ {
+			for ports, p := i.program(v), 0; p < len(ports); p++ {
+				if !yield(&ports[p]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // PortInfo is what was learned of one port.
@@ -81,6 +154,9 @@ type PortInfo struct {
 	// Files are serialized FileDescriptorProtos, equal ones shared between
 	// all owners; sorted, without duplicates.
 	Files []unique.Handle[string]
+	// Linkable tells whether Files look complete and sound enough to be linked,
+	// as transcoding needs. Names and methods do not depend on it.
+	Linkable bool
 	// Hash is a hash of Services and Files, equal for equal content on every
 	// node.
 	Hash string
@@ -99,7 +175,7 @@ type Service struct {
 // Reason says in one line why the info has no services; empty if it has.
 func (i *Info) Reason() string {
 	var lines []string
-	for _, p := range i.Ports {
+	for p := range i.All() {
 		if len(p.Services) > 0 {
 			return ""
 		}
@@ -107,25 +183,28 @@ func (i *Info) Reason() string {
 		if p.Detail != "" {
 			line += ": " + p.Detail
 		}
-		lines = append(lines, line)
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
 	}
 	return strings.Join(lines, "; ")
 }
 
-// port returns the lowest port that serves the service.
-func (i *Info) port(service string) (uint16, bool) {
-	for _, p := range i.Ports {
+// portsOf returns those of the ports that serve the service, sorted.
+func portsOf(infos []PortInfo, service string) []uint16 {
+	var ports []uint16
+	for _, p := range infos {
 		if _, ok := slices.BinarySearchFunc(p.Services, service, compareName); ok {
-			return p.Port, true
+			ports = append(ports, p.Port)
 		}
 	}
-	return 0, false
+	return ports
 }
 
 func compareName(s Service, name string) int { return strings.Compare(s.Name, name) }
 
 func knowledgeOf(info *Info) Knowledge {
-	for _, p := range info.Ports {
+	for p := range info.All() {
 		if len(p.Services) > 0 {
 			return Known
 		}
@@ -139,6 +218,22 @@ func withDeclared(info *Info, declared []Declared) *Info {
 	if len(declared) == 0 {
 		return info
 	}
+	out := Info{Origin: OriginDeclared}
+	if info != nil {
+		out = *info
+		if knowledgeOf(info) == None {
+			out.Origin = OriginDeclared
+		}
+	}
+	out.Ports = addDeclared(out.Ports, declared)
+	out.Variants = slices.Clone(out.Variants)
+	for n := range out.Variants {
+		out.Variants[n].Ports = addDeclared(out.Variants[n].Ports, declared)
+	}
+	return &out
+}
+
+func addDeclared(learned []PortInfo, declared []Declared) []PortInfo {
 	var ports []PortInfo
 	for _, d := range declared {
 		p := PortInfo{Port: d.Port, State: PortServes}
@@ -147,21 +242,13 @@ func withDeclared(info *Info, declared []Declared) *Info {
 		}
 		ports = append(ports, p)
 	}
-	out := Info{Origin: OriginDeclared}
-	if info != nil {
-		out = *info
-		for _, p := range info.Ports {
-			if !slices.ContainsFunc(declared, func(d Declared) bool { return d.Port == p.Port }) {
-				ports = append(ports, p)
-			}
-		}
-		if knowledgeOf(info) == None {
-			out.Origin = OriginDeclared
+	for _, p := range learned {
+		if !slices.ContainsFunc(declared, func(d Declared) bool { return d.Port == p.Port }) {
+			ports = append(ports, p)
 		}
 	}
 	slices.SortFunc(ports, func(a, b PortInfo) int { return cmp.Compare(a.Port, b.Port) })
-	out.Ports = ports
-	return &out
+	return ports
 }
 
 // Infrastructure tells whether a service belongs to the plumbing that every

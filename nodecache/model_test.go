@@ -252,7 +252,7 @@ func (m *model) knowledge(key nodecache.OwnerKey) nodecache.Knowledge {
 	declared, asked := false, false
 	for _, p := range m.of(key) {
 		declared = declared || len(p.Declared) > 0
-		asked = asked || len(p.DialPorts()) > 0
+		asked = asked || len(nodecache.Member{Pod: &p}.DialPorts()) > 0
 	}
 	has := mem != nil && len(servicesIn(mem.info)) > 0
 	switch {

@@ -30,16 +30,14 @@ type Owner struct {
 	// Info is nil unless the owner was collected. Where there are no pods it
 	// also holds what the last of them declared.
 	Info *Info
+	// Behind says behind which Services the pods stand, the oldest first: one
+	// entry for each. Where no pod stands anywhere, it is where they stood.
+	Behind []*Standing
+	// Export holds what the pods say together of [Pod.Export], sorted; where
+	// there are none, what the last of them said. Nil where none says anything.
+	Export []string
 	// Routes is sorted by route UID, rule and match.
 	Routes []RouteEntry
-}
-
-// Member is a pod of an owner.
-type Member struct {
-	*Pod
-	// Shadowed is set where another pod that is alive claims the same address:
-	// the address is not this pod's any more, and it gets no calls.
-	Shadowed bool
 }
 
 // Target is where a call to a service may go.
@@ -49,13 +47,19 @@ type Target struct {
 }
 
 // Services returns the names of the services of the owner, sorted: those of
-// its info and those that its pods declare.
+// its info, where there are pods only what one of them serves by it, and those
+// that its pods declare.
 func (o *Owner) Services() []string {
 	var names []string
 	if o.Info != nil {
-		for _, p := range o.Info.Ports {
-			for _, s := range p.Services {
-				names = append(names, s.Name)
+		for n := -1; n < len(o.Info.Variants); n++ {
+			if len(o.Info.Variants) > 0 && !o.uses(n) {
+				continue
+			}
+			for _, p := range o.Info.program(n) {
+				for _, s := range p.Services {
+					names = append(names, s.Name)
+				}
 			}
 		}
 	}
@@ -68,42 +72,74 @@ func (o *Owner) Services() []string {
 	return slices.Compact(names)
 }
 
-// Targets returns where the service is served, in the order of Pods. A pod's
-// own declaration goes before the owner's info.
+// uses tells whether a variant of the info is that of some pod; where there are
+// none, every one is.
+func (o *Owner) uses(variant int) bool {
+	return len(o.Pods) == 0 || slices.ContainsFunc(o.Pods, func(m Member) bool { return o.Info.index(m.Pod) == variant })
+}
+
+// Targets returns where the service is served, in the order of Pods, each pod
+// once. A pod's own declaration goes before the owner's info, of which the part
+// counts that holds for the pod. Of several ports that serve it, one that the
+// pod's annotation names is taken, else one behind some Service, else the
+// lowest.
 func (o *Owner) Targets(service string) []Target {
 	var ts []Target
-	infoPort, inInfo := uint16(0), false
+	var answered []uint16
 	if o.Info != nil {
-		infoPort, inInfo = o.Info.port(service)
+		answered = portsOf(o.Info.Ports, service)
 	}
 	for _, m := range o.Pods {
 		if m.Shadowed {
 			continue
 		}
-		port, ok := m.declaredPort(service)
-		if !ok && inInfo && !m.declares(infoPort) {
-			port, ok = infoPort, true
+		answered := answered
+		if o.Info != nil && len(o.Info.Variants) > 0 {
+			answered = portsOf(o.Info.For(m.Pod), service)
 		}
-		if ok {
+		if port, ok := m.port(service, answered); ok {
 			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
 		}
 	}
 	return ts
 }
 
-func (p *Pod) declaredPort(service string) (uint16, bool) {
-	for _, d := range p.Declared {
-		if _, ok := slices.BinarySearch(d.Services, service); ok {
-			return d.Port, true
+// Ports returns the ports on which the service answered or is declared, sorted.
+func (o *Owner) Ports(service string) []uint16 {
+	var ports []uint16
+	if o.Info != nil {
+		for p := range o.Info.All() {
+			ports = append(ports, portsOf([]PortInfo{*p}, service)...)
 		}
 	}
-	return 0, false
+	for _, m := range o.Pods {
+		for _, d := range m.Declared {
+			if d.has(service) {
+				ports = append(ports, d.Port)
+			}
+		}
+	}
+	slices.Sort(ports)
+	return slices.Compact(ports)
+}
+
+// WhyNotAsked says in one phrase why no pod of the owner may be asked what it
+// serves now, and "" if one may. node is the one node whose pods may be asked,
+// empty for all.
+func (o *Owner) WhyNotAsked(node string) string {
+	why := "it has no pod"
+	for _, m := range o.Pods {
+		if why = m.WhyNotAsked(node); why == "" {
+			return ""
+		}
+	}
+	return why
 }
 
 // judge says what is known of an owner, from what its record stores, its info
 // (nil if there is none) and its pods: one that nobody needs to ask is Known by
 // declaration, or None for the reason returned.
-func judge(stored Knowledge, info *Info, pods []*Pod) (Knowledge, string) {
+func judge(stored Knowledge, info *Info, pods []Member) (Knowledge, string) {
 	if stored == Known {
 		return Known, ""
 	}
@@ -131,8 +167,8 @@ func judge(stored Knowledge, info *Info, pods []*Pod) (Knowledge, string) {
 }
 
 // setKnowledge fills Knowledge, Reason and Origin. Info must be set.
-func (o *Owner) setKnowledge(stored Knowledge, pods []*Pod) {
-	o.Knowledge, o.Reason = judge(stored, o.Info, pods)
+func (o *Owner) setKnowledge(stored Knowledge) {
+	o.Knowledge, o.Reason = judge(stored, o.Info, o.Pods)
 	if o.Info != nil {
 		o.Origin = o.Info.Origin
 	}

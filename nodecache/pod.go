@@ -82,10 +82,14 @@ func (s PodState) String() string {
 // one is ever dialled.
 type Hint struct {
 	Port uint16
-	// Why names the sign, for explanations: "annotation", "port name",
-	// "appProtocol", "grpc probe".
+	// Why names the sign, for explanations: [WhyAnnotation], "port name",
+	// "grpc probe", "appProtocol of Service web".
 	Why string
 }
+
+// WhyAnnotation is the Why of a port that the pod names outright. Of several
+// ports that serve the same, calls go to such a one.
+const WhyAnnotation = "annotation"
 
 // Declared says, on the pod's own word, which services a port serves. No dial
 // is made for such a port.
@@ -93,6 +97,12 @@ type Declared struct {
 	Port     uint16
 	Services []string
 }
+
+// To whom a pod exports, where it is not a list of namespaces.
+const (
+	ExportAll  = "*"
+	ExportNone = "-" // no name of a namespace
+)
 
 // Pod is one pod as the agent remembers it. A Pod is immutable once it was
 // given to a [Directory]; strings that repeat over pods should be interned.
@@ -106,6 +116,10 @@ type Pod struct {
 	// OwnerName is the owner's display name, as ReplicaSet/a-5d9.
 	OwnerName string
 	Workload  Workload
+	// Images names the images that the pod's containers run, by digest; empty
+	// where that is not known. Pods of one owner can differ in it: the same tag
+	// may have been pulled twice.
+	Images string
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
 	// Reason says why the state is Absent; empty otherwise.
@@ -117,6 +131,11 @@ type Pod struct {
 	More []netip.Addr
 	// Hints are sorted by port, one per port.
 	Hints []Hint
+	// Export names the namespaces whose callers may reach the pod's services by
+	// their names alone, sorted and with commas between; [ExportAll] or
+	// [ExportNone]; empty where the pod says nothing. Not a list: there are many
+	// pods.
+	Export string
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
 
@@ -128,6 +147,9 @@ type Pod struct {
 	// CollectOff is set where the pod or its namespace opted out of being
 	// asked; CollectOn where a hostNetwork pod opted in.
 	CollectOff, CollectOn bool
+	// Unready is set of a pod that is not Ready and Serving all the same: every
+	// Service in front of it publishes such pods. It is not asked.
+	Unready bool
 }
 
 // String is namespace/name.
@@ -147,13 +169,16 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.Owner == q.Owner &&
 			p.OwnerName == q.OwnerName &&
 			p.Workload == q.Workload &&
+			p.Images == q.Images &&
 			p.Reason == q.Reason &&
 			p.HostNetwork == q.HostNetwork &&
 			p.CollectOff == q.CollectOff &&
 			p.CollectOn == q.CollectOn &&
+			p.Unready == q.Unready &&
 			p.Created.Equal(q.Created) &&
 			slices.Equal(p.More, q.More) &&
 			slices.Equal(p.Hints, q.Hints) &&
+			p.Export == q.Export &&
 			slices.EqualFunc(p.Declared, q.Declared, func(a, b Declared) bool {
 				return a.Port == b.Port && slices.Equal(a.Services, b.Services)
 			})
@@ -168,29 +193,8 @@ func comparePods(a, b *Pod) int {
 	)
 }
 
-// DialPorts returns the hinted ports that may be dialled to learn what the pod
-// serves: not declared, not opted out, and of a hostNetwork pod only where it
-// opted in.
-func (p *Pod) DialPorts() []uint16 {
-	if p.shy() {
-		return nil
-	}
-	var ports []uint16
-	for _, h := range p.Hints {
-		if !p.declares(h.Port) {
-			ports = append(ports, h.Port)
-		}
-	}
-	return ports
-}
-
-// dials tells whether DialPorts has a port.
-func (p *Pod) dials() bool {
-	return !p.shy() && slices.ContainsFunc(p.Hints, func(h Hint) bool { return !p.declares(h.Port) })
-}
-
 // shy pods are not asked on any port.
-func (p *Pod) shy() bool { return p.CollectOff || p.HostNetwork && !p.CollectOn }
+func (p *Pod) shy() bool { return p.CollectOff || p.Unready || p.HostNetwork && !p.CollectOn }
 
 func (p *Pod) declares(port uint16) bool {
 	for _, d := range p.Declared {
@@ -199,16 +203,4 @@ func (p *Pod) declares(port uint16) bool {
 		}
 	}
 	return false
-}
-
-// whyNoDial says in one phrase why DialPorts is empty.
-func (p *Pod) whyNoDial() string {
-	switch {
-	case p.CollectOff:
-		return "collect is turned off by annotation"
-	case len(p.Hints) == 0:
-		return "no port has a gRPC hint"
-	default:
-		return "hostNetwork pods are not asked unless they opt in"
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Owner returns the view of an owner that has pods, or of which something is
@@ -37,6 +38,23 @@ func (d *Directory) Owners() []*Owner {
 	return os
 }
 
+// Member returns the pod with the UID as its owner has it, and whether it is in
+// the directory.
+func (d *Directory) Member(uid string) (Member, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	p := d.pods[uid]
+	if p == nil {
+		return Member{}, false
+	}
+	return d.member(p), true
+}
+
+// member needs mu, for reading at least.
+func (d *Directory) member(p *Pod) Member {
+	return Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p, Behind: d.fronts.behind[p.UID]}
+}
+
 // Pod returns the pod with the UID, nil if it is not in the directory.
 func (d *Directory) Pod(uid string) *Pod {
 	d.mu.RLock()
@@ -61,6 +79,8 @@ type Counts struct {
 	Owners map[Knowledge]int // owners with pods, by knowledge
 	Pods   map[PodState]int
 	Routes int
+	Fronts int // Services
+	Slices int
 	// Retained counts owners without pods of which something is still known.
 	Retained int
 }
@@ -80,14 +100,24 @@ func (d *Directory) Counts() Counts {
 			c.Retained++
 		}
 	}
-	c.Routes = len(d.routes)
+	c.Routes, c.Slices = len(d.routes), len(d.fronts.slices)
+	for _, rec := range d.fronts.byName {
+		if rec.front != nil {
+			c.Fronts++
+		}
+	}
 	keys := slices.AppendSeq(make([]OwnerKey, 0, len(d.owners)), maps.Keys(d.owners))
 	d.mu.RUnlock()
+	var members []Member
 	for portion := range slices.Chunk(keys, 256) {
 		d.mu.RLock()
 		for _, key := range portion {
 			if rec := d.owners[key]; rec != nil {
-				k, _ := judge(rec.stored, d.info(key), rec.pods)
+				members = members[:0]
+				for _, p := range rec.pods {
+					members = append(members, Member{Pod: p, Behind: d.fronts.behind[p.UID]})
+				}
+				k, _ := judge(rec.stored, d.info(key), members)
 				c.Owners[k]++
 			}
 		}
@@ -116,7 +146,8 @@ func (d *Directory) view(key OwnerKey) *Owner {
 		d.fill(o, rec)
 	case l != nil:
 		o.Info, o.Name, o.Workload = l.last, l.name, l.workload
-		o.setKnowledge(knowledgeOf(l.last), nil)
+		o.Behind, o.Export = d.fronts.recall(l.behind), exportList(l.export)
+		o.setKnowledge(knowledgeOf(l.last))
 	}
 	return o
 }
@@ -126,13 +157,45 @@ func (d *Directory) fill(o *Owner, rec *record) {
 	o.Created, o.Generation, o.Info = rec.created, rec.generation, d.info(o.Key)
 	o.Name, o.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
 	o.Pods = make([]Member, len(rec.pods))
+	var behind []*Standing
 	for i, p := range rec.pods {
-		o.Pods[i] = Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p}
+		o.Pods[i] = d.member(p)
+		for _, st := range o.Pods[i].Behind {
+			if !slices.Contains(behind, st) {
+				behind = append(behind, st)
+			}
+		}
 	}
-	o.setKnowledge(rec.stored, rec.pods)
+	o.Export = exports(rec.pods)
+	if len(behind) > 0 {
+		o.Behind = union(behind)
+	} else {
+		o.Behind = d.fronts.recall(rec.behind)
+	}
+	o.setKnowledge(rec.stored)
 	if o.Knowledge == Failed {
 		o.Reason, o.NextTry, o.Hung = rec.reason, rec.next, rec.hung
 	}
+}
+
+// exports is what the pods say together; mostly all say the same.
+func exports(pods []*Pod) []string {
+	said := pods[0].Export
+	all := exportList(said)
+	for _, p := range pods[1:] {
+		if p.Export != said {
+			all = append(all, exportList(p.Export)...)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func exportList(export string) []string {
+	if export == "" {
+		return nil
+	}
+	return strings.Split(export, ",")
 }
 
 // keysLocked needs mu, for reading at least.

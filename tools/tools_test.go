@@ -13,8 +13,17 @@ import (
 func TestVersionsAreThoseOfTheModuleFiles(t *testing.T) {
 	for _, tool := range tools.All() {
 		file, want := filepath.Join(tool.Module, "go.mod"), tool.Version
-		if tool.Package == "" {
+		switch tool.Name {
+		case "envoy":
 			file, want = filepath.Join(tool.Module, "requirements.txt"), "=="+tool.Version
+		case tools.GrpcJS:
+			file, want = filepath.Join(tool.Module, "package.json"), `"@grpc/grpc-js": "`+tool.Version+`"`
+		case tools.GrpcJava:
+			file, want = filepath.Join(tool.Module, "pom.xml"), "<version>"+tool.Version+"</version>"
+		case tools.Tonic:
+			file, want = filepath.Join(tool.Module, "Cargo.toml"), `tonic = { version = "=`+tool.Version+`"`
+		case tools.Grpcio:
+			continue // whichever Debian has
 		}
 		text, err := os.ReadFile(file)
 		if err != nil {

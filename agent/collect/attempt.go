@@ -20,6 +20,7 @@ const maxPods = 3
 // was there to be asked any more.
 type outcome struct {
 	info   *nodecache.Info
+	pod    *nodecache.Pod // that info is from
 	err    error
 	class  Class
 	hung   bool            // a connection was accepted and nothing was answered in time
@@ -32,46 +33,37 @@ type outcome struct {
 func (c *Collector) eligible(o *nodecache.Owner) []nodecache.Member {
 	var ms []nodecache.Member
 	for _, m := range o.Pods {
-		if !m.Shadowed && c.mayDial(m.Pod) {
+		if m.WhyNotAsked(c.only) == "" {
 			ms = append(ms, m)
 		}
 	}
 	return ms
 }
 
-func (c *Collector) mayDial(p *nodecache.Pod) bool {
-	return p.State == nodecache.Serving && (c.scope != ScopeNode || p.Node == c.node) && len(p.DialPorts()) > 0
-}
-
-// current returns what the directory holds of the pod now, nil if it must not
-// be dialled any more: an address may have passed to another pod meanwhile.
-func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) *nodecache.Pod {
-	p := c.dir.Pod(was.UID)
-	if p == nil || p.Owner != key || p.Addr != was.Addr || !c.mayDial(p) {
-		return nil
+// current returns what the directory holds of the pod now, and whether it may
+// still be dialled: an address may have passed to another pod meanwhile.
+func (c *Collector) current(key nodecache.OwnerKey, was *nodecache.Pod) (nodecache.Member, bool) {
+	m, ok := c.dir.Member(was.UID)
+	if !ok || m.Owner != key || m.Addr != was.Addr || m.WhyNotAsked(c.only) != "" {
+		return m, false
 	}
-	if !p.HostNetwork {
-		if at := c.dir.PodAt(p.Addr); at == nil || at.UID != p.UID {
-			return nil
+	if !m.HostNetwork {
+		if at := c.dir.PodAt(m.Addr); at == nil || at.UID != m.UID {
+			return m, false
 		}
 	}
-	return p
+	return m, true
 }
 
-// attempt asks pods of the owner until one has answered on all its ports.
-func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome {
-	var out outcome
-	o := c.dir.Owner(key)
-	if o == nil {
-		return out
-	}
-	var partial *nodecache.Info
+// attempt asks the pods, of one owner, until one has answered on all its ports.
+func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey, pods []nodecache.Member) outcome {
+	var out, partial outcome
 	useless := c.patience(key)
-	for _, m := range c.order(key, c.eligible(o)) {
+	for _, m := range pods {
 		if len(out.asked) == maxPods || useless == 0 {
 			break
 		}
-		a := c.ask(ctx, key, m.Pod, &out)
+		a := c.ask(ctx, key, m, &out)
 		if ctx.Err() != nil && (a.err != nil || a.gone) {
 			return outcome{}
 		}
@@ -79,11 +71,14 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 			continue
 		}
 		info := &nodecache.Info{Ports: a.ports, Origin: nodecache.OriginSelf, Collected: time.Now(), Pod: m.String()}
-		if a.err == nil {
-			return outcome{info: info}
+		if m.Images != "" {
+			info.Images = []string{m.Images}
 		}
-		if partial == nil && info.Reason() == "" && len(a.ports) > 0 {
-			partial = info
+		if a.err == nil {
+			return outcome{info: info, pod: m.Pod}
+		}
+		if partial.info == nil && info.Reason() == "" && len(a.ports) > 0 {
+			partial = outcome{info: info, pod: m.Pod}
 		}
 		if a.connected {
 			useless--
@@ -97,8 +92,8 @@ func (c *Collector) attempt(ctx context.Context, key nodecache.OwnerKey) outcome
 			}
 		}
 	}
-	if partial != nil {
-		return outcome{info: partial}
+	if partial.info != nil {
+		return partial
 	}
 	return out
 }
@@ -112,10 +107,10 @@ type answers struct {
 }
 
 // ask asks all ports of one pod, and adds to out what a failure needs to know.
-func (c *Collector) ask(ctx context.Context, key nodecache.OwnerKey, pod *nodecache.Pod, out *outcome) (a answers) {
+func (c *Collector) ask(ctx context.Context, key nodecache.OwnerKey, pod nodecache.Member, out *outcome) (a answers) {
 	for i, port := range pod.DialPorts() {
-		p := c.current(key, pod)
-		if p == nil || !slices.Contains(p.DialPorts(), port) {
+		p, ok := c.current(key, pod.Pod)
+		if !ok || !slices.Contains(p.DialPorts(), port) {
 			c.metrics.staleTargets.Inc()
 			return answers{gone: true}
 		}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/fingerpost/fingerpost/agent/collect"
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // Crossing any bound ends the attempt as a failure, over one connection.
@@ -80,13 +81,6 @@ func TestBudgets(t *testing.T) {
 		}, collect.Budget{Wall: patience / 2, Files: 300}, collect.Exhausted},
 		{"the server's own exhaustion", func(stream) error { return status.Error(codes.ResourceExhausted, "busy") }, collect.Budget{}, collect.Exhausted},
 		{"wall, before the list", func(st stream) error { <-st.Context().Done(); return nil }, collect.Budget{Wall: 300 * time.Millisecond}, collect.Deadline},
-		{"wall, after the list", func(st stream) error {
-			if err := st.Send(listOf("a.A")); err != nil {
-				return err
-			}
-			<-st.Context().Done()
-			return nil
-		}, collect.Budget{Wall: 300 * time.Millisecond}, collect.Deadline},
 		{"answers never asked for", func(st stream) error {
 			for range 1 << 20 {
 				if err := st.Send(filesOf()); err != nil {
@@ -104,5 +98,29 @@ func TestBudgets(t *testing.T) {
 				t.Errorf("%d connections, want 1", n)
 			}
 		})
+	}
+}
+
+// What a server serves is known from its list: slow descriptors must not keep
+// its services from being routed.
+func TestServicesAreKnownThoughDescriptorsAreSlow(t *testing.T) {
+	l := serve(t, func(s *grpc.Server) {
+		registerReflection(s, v1, func(st stream) error {
+			if err := st.Send(listOf("a.A", "a.B")); err != nil {
+				return err
+			}
+			<-st.Context().Done()
+			return nil
+		})
+	})
+	r, err := ask(t, l, collect.Budget{Wall: 300 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.State != nodecache.PortServes || len(r.Services) != 2 || !r.Services[0].Undescribed || !r.Services[1].Undescribed || r.Linkable {
+		t.Errorf("got %+v, want two services without descriptors", r.PortInfo)
+	}
+	if n := l.accepted.Load(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
 	}
 }

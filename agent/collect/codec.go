@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"google.golang.org/grpc/mem"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
@@ -42,7 +43,41 @@ func (c *codec) Unmarshal(data mem.BufferSlice, v any) error {
 	} else if n > c.budget.Files {
 		return c.cross("entries of one answer")
 	}
+	if resp, ok := v.(*response); ok {
+		if files := filesIn(raw); files != nil {
+			resp.MessageResponse = &reflectionpb.ServerReflectionResponse_FileDescriptorResponse{
+				FileDescriptorResponse: &reflectionpb.FileDescriptorResponse{FileDescriptorProto: files},
+			}
+			return nil
+		}
+	}
 	return proto.Unmarshal(raw, v.(proto.Message))
+}
+
+// filesIn returns the files of an answer that has nothing else, as parts of the
+// answer itself: those of the largest one would not fit twice. It returns nil
+// for any other answer.
+func filesIn(raw []byte) [][]byte {
+	var files [][]byte
+	other := false
+	err := eachField(raw, func(num protowire.Number, v []byte) error {
+		switch num {
+		case 4:
+			return eachField(v, func(num protowire.Number, v []byte) error {
+				if num == 1 {
+					files = append(files, v)
+				}
+				return nil
+			})
+		case 5, 6, 7: // the other members of the oneof
+			other = true
+		}
+		return nil
+	})
+	if err != nil || other {
+		return nil
+	}
+	return files
 }
 
 func (c *codec) cross(what string) error {

@@ -47,7 +47,7 @@ type Collector struct {
 	dir     *nodecache.Directory
 	sched   *schedule.Scheduler
 	node    string
-	scope   Scope
+	only    string // the one node whose pods may be asked; empty: all
 	log     *slog.Logger
 	metrics *metrics
 	// reflect asks one port; opened is called if a connection came about.
@@ -63,6 +63,7 @@ type Collector struct {
 	ctx      context.Context // of Run; nil before
 	flights  map[nodecache.OwnerKey]*schedule.Job
 	failed   map[nodecache.OwnerKey]*failures
+	plans    map[nodecache.OwnerKey]*plan
 	timeline timeline
 	calls    callLog
 }
@@ -73,7 +74,6 @@ func New(o Options) *Collector {
 		dir:     o.Directory,
 		sched:   o.Scheduler,
 		node:    o.Node,
-		scope:   o.Scope,
 		log:     o.Logger,
 		metrics: newMetrics(o.Metrics),
 		started: make(chan struct{}),
@@ -81,7 +81,11 @@ func New(o Options) *Collector {
 		wake:    make(chan struct{}, 1),
 		flights: map[nodecache.OwnerKey]*schedule.Job{},
 		failed:  map[nodecache.OwnerKey]*failures{},
+		plans:   map[nodecache.OwnerKey]*plan{},
 		calls:   callLog{},
+	}
+	if o.Scope == ScopeNode {
+		c.only = o.Node
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)

@@ -33,4 +33,16 @@
 // before it counts.
 //
 // No (owner, port) gets more than five connections within an hour.
+//
+// # Asked again
+//
+// An answer stands for about an hour, then another pod is asked than last time.
+// Pods that run other images than those asked before are asked at once, up to
+// eight images of one owner; where they serve something else the owner is
+// heterogeneous, and its info has a variant for them. What a pod serves beyond
+// what was known counts at once. What it lacks is taken from the owner only if a
+// second pod with the same images lacks it too, which is asked in the same
+// flight, or if there is none; else it is that pod's own word, a variant for it
+// alone. A question that fails, or finds no reflection any more, takes nothing.
+// [Collector.Recollect] asks at once.
 package collect

@@ -28,22 +28,30 @@ func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
 		delete(c.flights, key) // dropped before it ran
 	}
 	if o == nil || len(o.Pods) == 0 {
+		delete(c.plans, key)
 		return
 	}
 	pods := c.eligible(o)
 	if len(pods) == 0 {
 		return
 	}
-	switch o.Knowledge {
-	case nodecache.Unknown:
-	case nodecache.Failed:
-		if now := time.Now(); now.Before(o.NextTry) && !c.failed[key].newPod(pods) {
-			if c.timeline.set(key, o.NextTry) {
-				c.rouse()
-			}
-			return
+	now := time.Now()
+	var at time.Time // when it is to be asked
+	switch {
+	case o.Knowledge == nodecache.Unknown, c.forced(key):
+	case o.Knowledge == nodecache.Failed:
+		if !c.failed[key].newPod(pods) {
+			at = o.NextTry
 		}
+	case o.Knowledge.Settled() && o.Info != nil:
+		at = c.again(o, pods, now)
 	default:
+		return
+	}
+	if now.Before(at) {
+		if c.timeline.set(key, at) {
+			c.rouse()
+		}
 		return
 	}
 	c.flights[key] = c.sched.Submit(schedule.Collect, p, o.Workload.Namespace, func(ctx context.Context) {
@@ -66,8 +74,12 @@ func (c *Collector) fly(ctx context.Context, key nodecache.OwnerKey) {
 	defer context.AfterFunc(c.ctx, cancel)()
 
 	c.metrics.inFlight.Inc()
-	result := c.try(ctx, key)
+	forced := c.unforce(key)
+	result := c.try(ctx, key, forced)
 	c.metrics.inFlight.Dec()
+	if forced {
+		c.landed(key, result)
+	}
 	if result != "" {
 		c.metrics.collects.WithLabelValues(result).Inc()
 	}
@@ -90,13 +102,20 @@ const (
 	resultAbandoned   = "abandoned"    // the agent stops
 )
 
-// try makes one attempt and records what came out.
-func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
+// try makes one attempt and records what came out. A forced one is made
+// whatever waits failures imposed.
+func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey, forced bool) string {
 	if ctx.Err() != nil {
 		return resultAbandoned
 	}
 	o := c.dir.Owner(key)
-	if o == nil || o.Knowledge != nodecache.Unknown && o.Knowledge != nodecache.Failed || len(c.eligible(o)) == 0 {
+	if o == nil || len(c.eligible(o)) == 0 {
+		return ""
+	}
+	if o.Knowledge.Settled() && o.Info != nil {
+		return c.verify(ctx, o, forced)
+	}
+	if o.Knowledge != nodecache.Unknown && o.Knowledge != nodecache.Failed {
 		return ""
 	}
 	r, err := c.dir.Begin(key)
@@ -105,7 +124,7 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
 	} else if err != nil {
 		return c.stale(key)
 	}
-	if f, ok := c.held(key); ok {
+	if f, ok := c.held(key); ok && !forced {
 		// A new generation of an owner whose server must be left alone.
 		if c.fail(r, &f) != nil {
 			return c.stale(key)
@@ -113,7 +132,8 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey) string {
 		return resultFailed
 	}
 
-	out := c.attempt(ctx, key)
+	out := c.attempt(ctx, key, c.order(key, c.eligible(o)))
+	c.asked(key, out)
 	switch {
 	case out.info != nil:
 		if c.dir.Commit(r, out.info) != nil {
@@ -161,23 +181,27 @@ func (c *Collector) held(key nodecache.OwnerKey) (failures, bool) {
 }
 
 func (c *Collector) succeeded(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) string {
-	c.mu.Lock()
-	failed := c.failed[key] != nil
-	delete(c.failed, key)
-	c.mu.Unlock()
 	services, why := 0, out.info.Reason()
 	for _, p := range out.info.Ports {
 		services += len(p.Services)
 	}
+	result := resultKnown
+	if services == 0 {
+		result = resultNone
+	}
+	c.mu.Lock()
+	failed := c.failed[key] != nil
+	delete(c.failed, key)
+	p := c.planOf(key)
+	p.at = time.Now().Add(jitter(verifyEvery))
+	p.out = Report{Result: result, Pod: out.info.Pod, Detail: why}
+	c.mu.Unlock()
 	if failed {
 		c.log.Info("collected after failures", "owner", key.String(), "name", o.Name, "pod", out.info.Pod, "services", services, "reason", why)
 	} else {
 		c.log.Debug("collected", "owner", key.String(), "name", o.Name, "pod", out.info.Pod, "services", services, "reason", why)
 	}
-	if services == 0 {
-		return resultNone
-	}
-	return resultKnown
+	return result
 }
 
 // noteFailure counts a failure, decides when the next attempt is, and returns
@@ -204,6 +228,7 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 		}
 	}
 	f.reason, f.next = reason, next
+	c.planOf(key).out = Report{Result: resultFailed, Detail: reason}
 	f.seen = map[string]bool{}
 	for _, m := range c.eligible(o) {
 		f.seen[m.UID] = true

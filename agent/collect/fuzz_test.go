@@ -29,6 +29,9 @@ func FuzzDescriptor(f *testing.F) {
 	f.Add([]byte("\x0a\x03a.b\x12\x01p\x32\x09\x0a\x01S\x12\x04\x0a\x02Do"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		b := Budget{Files: 8, Methods: 8}.orDefault()
+		if s := newFileSet(b); s.add(raw) == nil {
+			_ = s.linkable()
+		}
 		d, err := parseDescriptor(raw, b)
 		if err != nil {
 			return

@@ -156,14 +156,22 @@ func (s *session) run(port uint16) (Result, error) {
 	if len(names) > s.budget.Services {
 		return Result{}, exhausted("services")
 	}
-	if err := s.describe(names); err != nil {
-		return Result{}, err
+	err = s.describe(names)
+	if err == nil {
+		err = s.complete()
 	}
-	if err := s.complete(); err != nil {
+	// The names are known by now: where only the descriptors are slow, the
+	// services without one are routed all the same.
+	var f *Failure
+	late := errors.As(err, &f) && f.Class == Deadline && len(names) > 0
+	if err != nil && !late {
 		return Result{}, err
 	}
 	r.Junk = junk + s.files.junk
 	fill(&r.PortInfo, names, s.files)
+	if late {
+		r.Detail = "descriptors did not come in time: " + f.Detail
+	}
 	if r.State == nodecache.PortEmpty {
 		r.Detail = "lists no service but infrastructure"
 		if junk > 0 {

@@ -47,6 +47,7 @@ func fill(p *nodecache.PortInfo, names []string, files *fileSet) {
 	slices.SortFunc(p.Files, func(a, b unique.Handle[string]) int {
 		return strings.Compare(a.Value(), b.Value())
 	})
+	p.Linkable = files.linkable()
 	p.Hash = hash(p)
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -19,6 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // Namespaces are listed before pods, so that no pod of one that opted out is
@@ -35,18 +38,34 @@ type Cluster struct {
 	store  *Store
 	log    *slog.Logger
 	queue  *queue
-	synced chan struct{}
+
+	synced, current chan struct{}
+	program         string // and its version
+
+	// Closed once the pods are; synced and current wait for the lanes as well.
+	podsSynced, podsCurrent chan struct{}
 
 	pods, namespaces *health
+	lanes            []*lane // Services and their slices
 	// namespacesTried is closed after the first list of namespaces, complete
 	// or failed.
 	namespacesTried func()
 	tried           <-chan struct{}
 
 	// mu guards what follows.
-	mu      sync.Mutex
-	barrier uint64 // that of the first list of pods; 0 before it
+	mu        sync.Mutex
+	clusterID string // the UID of kube-system; empty before it was seen
+	version   uint64 // to which the watch of pods has come; 0 before its list
+	// target is a version that the API server had reached after the start.
+	target  uint64
+	stored  nodecache.Unit // the checkpoint; see Resume
+	resumed bool           // its pods were taken over
+
+	syncReached, currentReached bool
 }
+
+// discovery is the API group of EndpointSlices.
+var discovery = discoveryv1.SchemeGroupVersion
 
 // NewCluster returns a source that watches the API server of the config, as
 // "fingerpost/<version>". It makes no connection yet, and a server that cannot
@@ -57,8 +76,10 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 		log = slog.New(slog.DiscardHandler)
 	}
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, err
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, err
+		}
 	}
 	config = rest.CopyConfig(config)
 	config.APIPath = "/api"
@@ -67,41 +88,66 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.UserAgent = "fingerpost/" + version
-	config.QPS = -1 // two watches need no limit
+	config.QPS = -1 // a few watches need no limit
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
+	config = rest.CopyConfig(config)
+	config.APIPath, config.GroupVersion = "/apis", &discovery
+	slices, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("API server: %w", err)
+	}
 	tried := make(chan struct{})
-	return &Cluster{
+	c := &Cluster{
 		client:          client,
 		store:           store,
 		log:             log,
 		queue:           newQueue(),
 		synced:          make(chan struct{}),
+		podsSynced:      make(chan struct{}),
+		podsCurrent:     make(chan struct{}),
+		current:         make(chan struct{}),
+		program:         config.UserAgent,
 		pods:            &health{what: "pods", log: log},
 		namespaces:      &health{what: "namespaces", log: log},
 		namespacesTried: sync.OnceFunc(func() { close(tried) }),
 		tried:           tried,
-	}, nil
+	}
+	c.lanes = []*lane{
+		newLane("services", &corev1.Service{}, client, &health{what: "services", log: log}, store.serviceNames, c.applyService),
+		newLane("endpointslices", &discoveryv1.EndpointSlice{}, slices, &health{what: "endpointslices", log: log}, store.sliceNames, c.applySlice),
+	}
+	return c, nil
 }
 
 // Synced implements [Source].
 func (c *Cluster) Synced() <-chan struct{} { return c.synced }
 
-// Status implements [Source]. Pods are what counts; trouble with namespaces is
-// shown where pods have none.
+// Current implements [Source].
+func (c *Cluster) Current() <-chan struct{} { return c.current }
+
+// Status implements [Source]. Pods are what counts; trouble with another
+// resource is shown where pods have none.
 func (c *Cluster) Status() Status {
 	st := Status{Kind: "kube", Pods: c.store.Len(), Pending: c.queue.len()}
+	others := []*health{c.namespaces}
+	for _, l := range c.lanes {
+		st.Pending += l.queue.len()
+		others = append(others, l.health)
+	}
 	select {
 	case <-c.synced:
 		st.Synced = true
 	default:
 	}
 	since, err := c.pods.trouble()
-	if since.IsZero() {
-		since, err = c.namespaces.trouble()
+	for _, h := range others {
+		if since.IsZero() {
+			since, err = h.trouble()
+		}
 	}
 	if !since.IsZero() {
 		st.stale(since, err)
@@ -118,7 +164,19 @@ func (c *Cluster) Run(ctx context.Context) error {
 	c.pods.listing()
 	var worker, reflectors sync.WaitGroup
 	worker.Go(func() { c.work(ctx) })
-	reflectors.Go(func() { c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.namespaces) })
+	worker.Go(func() { c.sync(ctx) })
+	for _, l := range c.lanes {
+		worker.Go(func() { l.work(ctx) })
+		reflectors.Go(func() {
+			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused, nil))
+		})
+	}
+	refused := func(error) { c.namespacesTried() }
+	reflectors.Go(func() {
+		c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.sink(c.namespaces, nil), c.listWatch(c.client, "namespaces", c.namespaces, refused, nil))
+	})
+	stored := make(chan *resumption, 1)
+	reflectors.Go(func() { stored <- c.readStored() })
 	head := time.NewTimer(namespaceHead)
 	defer head.Stop()
 	select {
@@ -126,7 +184,13 @@ func (c *Cluster) Run(ctx context.Context) error {
 	case <-head.C:
 	case <-ctx.Done():
 	}
-	reflectors.Go(func() { c.reflect(ctx, "pods", &slimPod{}, c.pods) })
+	reflectors.Go(func() {
+		resume := c.resumable(<-stored)
+		if resume != nil {
+			reflectors.Go(func() { resume.advance(ctx) })
+		}
+		c.reflect(ctx, "pods", &slimPod{}, c.sink(c.pods, resume), c.listWatch(c.client, "pods", c.pods, func(error) {}, resume))
+	})
 	<-ctx.Done()
 	worker.Wait()
 	stopped := make(chan struct{})
@@ -139,9 +203,9 @@ func (c *Cluster) Run(ctx context.Context) error {
 }
 
 // reflect lists and watches one resource until ctx ends.
-func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, h *health) {
+func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Object, into cache.ReflectorStore, from cache.ListerWatcher) {
 	logger := klog.FromContext(ctx)
-	r := cache.NewReflectorWithOptions(c.listWatch(resource, h), kind, &sink{c: c, health: h}, cache.ReflectorOptions{
+	r := cache.NewReflectorWithOptions(from, kind, into, cache.ReflectorOptions{
 		Name:            resource,
 		TypeDescription: resource,
 		Logger:          &logger,
@@ -152,8 +216,9 @@ func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Obj
 	r.RunWithContext(ctx)
 }
 
-// listWatch tells health what the reflector keeps to itself.
-func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
+// listWatch tells health what the reflector keeps to itself, and refused of
+// each list that failed. It begins with resume, if that is not nil.
+func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, refused func(error), resume *resumption) cache.ListerWatcher {
 	failed := func(ctx context.Context, err error) {
 		if ctx.Err() == nil {
 			h.failed(err)
@@ -161,24 +226,33 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			if list := resume.list(); list != nil {
+				return list, nil
+			}
 			h.listing()
-			list, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
+			list, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
 				failed(ctx, err)
-				if h == c.namespaces {
-					c.namespacesTried()
-				}
+				refused(err)
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
 			lists := o.SendInitialEvents != nil && *o.SendInitialEvents
+			if lists && resume.offered() {
+				return nil, errResumes
+			}
+			if !lists {
+				resume.shorten(&o)
+			}
 			if lists {
 				h.listing()
 			}
-			w, err := c.client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
+			w, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {
+			case err == nil && !lists && resume.pending():
+				w = resume.guard(w)
 			case err == nil && lists:
 				h.connected()
 			case err == nil:
@@ -190,31 +264,46 @@ func (c *Cluster) listWatch(resource string, h *health) cache.ListerWatcher {
 				// after any other error, a plain list comes next, and tells.
 				err = fmt.Errorf("API server: %s", oneLine(err))
 			}
+			if err != nil && ctx.Err() == nil && !lists && !utilnet.IsConnectionRefused(err) && !apierrors.IsTooManyRequests(err) {
+				resume.refuse(oneLine(err))
+			}
 			return w, err
 		},
-	}, c.client)
+	}, client)
 }
 
 // work applies changes one after another: readers of the store and of the
 // directory wait for one of them at most.
 func (c *Cluster) work(ctx context.Context) {
-	done := false
 	for {
 		key, ch, ok := c.queue.take(ctx)
 		if !ok {
 			return
 		}
 		c.applyChange(key, ch)
-		finished := c.queue.finish()
-		if done {
-			continue
+		c.queue.finish()
+	}
+}
+
+// sync closes synced once the first list of everything was applied, and then
+// current once the pods are.
+func (c *Cluster) sync(ctx context.Context) {
+	all := []<-chan struct{}{c.podsSynced}
+	for _, l := range c.lanes {
+		all = append(all, l.synced)
+	}
+	for _, one := range all {
+		select {
+		case <-one:
+		case <-ctx.Done():
+			return
 		}
-		c.mu.Lock()
-		done = c.barrier != 0 && finished >= c.barrier
-		c.mu.Unlock()
-		if done {
-			close(c.synced)
-		}
+	}
+	close(c.synced)
+	select {
+	case <-c.podsCurrent:
+		close(c.current)
+	case <-ctx.Done():
 	}
 }
 
@@ -225,37 +314,25 @@ func (c *Cluster) applyChange(key name, ch change) {
 	case *namespace:
 		c.store.SetNamespace(o.name, o.optedOut)
 	default:
-		switch {
-		case key == syncMark:
-		case key.namespace == "":
+		if key.namespace == "" {
 			c.store.SetNamespace(key.name, false)
-		default:
+		} else {
 			c.store.Remove(key.namespace, key.name, ch.gone...)
 		}
 	}
 }
 
-// syncMark goes through the queue behind the first list, so that its end is
-// seen also where it was empty. No object has this name.
-var syncMark = name{}
-
 // replaced takes over a complete list.
-func (c *Cluster) replaced(objects []object, h *health) {
+func (c *Cluster) replaced(objects []object, version string, h *health) {
 	if h == c.namespaces {
-		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" && key != syncMark })
+		c.queue.replace(objects, c.namespaceNames, func(key name) bool { return key.namespace == "" })
+		c.identify(objects, version)
 		c.namespacesTried()
 		return
 	}
-	barrier := c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
-	c.mu.Lock()
-	first := c.barrier == 0
-	if first {
-		c.barrier = barrier + 1
-	}
-	c.mu.Unlock()
-	if first {
-		c.queue.remove(syncMark, "")
-	}
+	c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
+	c.heard(version)
+	c.reached(true)
 }
 
 func (c *Cluster) namespaceNames() []name {
@@ -269,13 +346,25 @@ func (c *Cluster) namespaceNames() []name {
 // sink is the store of a reflector that keeps nothing: it makes objects small
 // and queues them.
 type sink struct {
-	c      *Cluster
-	health *health
+	queue    *queue
+	health   *health
+	resume   *resumption
+	replaced func(objects []object, version string)
+	heard    func(version string) // of each event, after it; nil: nobody
+}
+
+func (c *Cluster) sink(h *health, resume *resumption) *sink {
+	s := &sink{queue: c.queue, health: h, resume: resume, replaced: func(objects []object, version string) { c.replaced(objects, version, h) }}
+	if h == c.pods {
+		s.heard = c.heard
+	}
+	return s
 }
 
 var (
 	_ cache.TransformingStore      = (*sink)(nil)
 	_ cache.ReflectorBookmarkStore = (*sink)(nil)
+	_ cache.ResourceVersionUpdater = (*sink)(nil)
 )
 
 // Transformer makes the reflector's own list small while it is streamed.
@@ -288,7 +377,7 @@ func (s *sink) Transformer() cache.TransformFunc {
 	}
 }
 
-// shrink returns nil for what is no pod and no namespace.
+// shrink returns nil for what is nothing that is watched.
 func shrink(o any) object {
 	switch o := o.(type) {
 	case *slimPod:
@@ -297,11 +386,17 @@ func shrink(o any) object {
 		}
 	case *corev1.Namespace:
 		if o != nil {
-			return &namespace{name: o.Name, optedOut: optsOut(o.Annotations)}
+			return &namespace{name: o.Name, id: string(o.UID), optedOut: optsOut(o.Annotations)}
 		}
-	case *Record:
-		return o
-	case *namespace:
+	case *corev1.Service:
+		if o != nil {
+			return &front{ConvertService(o)}
+		}
+	case *discoveryv1.EndpointSlice:
+		if o != nil {
+			return &slice{ConvertSlice(o)}
+		}
+	case object:
 		return o
 	}
 	return nil
@@ -312,7 +407,7 @@ func (s *sink) Add(o any) error {
 	if small == nil {
 		return fmt.Errorf("unexpected %T", o)
 	}
-	s.c.queue.upsert(small)
+	s.queue.upsert(small)
 	s.health.current(false)
 	return nil
 }
@@ -332,7 +427,7 @@ func (s *sink) Delete(o any) error {
 			if err != nil || n == "" {
 				return fmt.Errorf("deletion of %q", t.Key)
 			}
-			s.c.queue.remove(name{ns, n}, "")
+			s.queue.remove(name{ns, n}, "")
 			return nil
 		}
 	}
@@ -340,11 +435,14 @@ func (s *sink) Delete(o any) error {
 	if small == nil {
 		return fmt.Errorf("unexpected %T", o)
 	}
-	s.c.queue.remove(small.key(), small.uid())
+	s.queue.remove(small.key(), small.uid())
 	return nil
 }
 
-func (s *sink) Replace(list []any, _ string) error {
+func (s *sink) Replace(list []any, version string) error {
+	if s.resume.listed() {
+		return nil // the watch decides whether the checkpoint is taken
+	}
 	objects := make([]object, 0, len(list))
 	for i, o := range list {
 		small := shrink(o)
@@ -354,12 +452,19 @@ func (s *sink) Replace(list []any, _ string) error {
 		objects = append(objects, small)
 		list[i] = nil
 	}
-	s.c.replaced(objects, s.health)
+	s.replaced(objects, version)
 	s.health.current(true)
 	return nil
 }
 
 func (s *sink) Resync() error { return nil }
+
+// UpdateResourceVersion hears of each event's version after the event.
+func (s *sink) UpdateResourceVersion(version string) {
+	if s.heard != nil {
+		s.heard(version)
+	}
+}
 
 func (s *sink) Bookmark(string) error {
 	s.health.current(false)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
@@ -35,9 +37,13 @@ type apiServer struct {
 	noBookmark bool           // hides the end of a streamed list
 	noStream   bool           // knows no streamed lists
 	down       bool           // answers 503
+	compacted  int            // watches from before this version are refused
 	asked      map[string]int // requests by "resource list|stream|watch"
+	from       []string       // resource and version of each watch
 	agents     map[string]bool
 }
+
+const tooOld = `{"type":"ERROR","object":{"apiVersion":"v1","kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"too old"}}`
 
 // past is an event that a watch from an earlier version hears of.
 type past struct {
@@ -47,7 +53,7 @@ type past struct {
 
 func newAPIServer(t *testing.T) *apiServer {
 	s := &apiServer{
-		version: 1, objects: map[string]map[string]any{"pods": {}, "namespaces": {}},
+		version: 1, objects: map[string]map[string]any{"pods": {}, "namespaces": {}, "services": {}, "endpointslices": {}},
 		watches: map[chan string]string{}, asked: map[string]int{}, agents: map[string]bool{},
 	}
 	s.Server = httptest.NewServer(s)
@@ -60,11 +66,13 @@ func newAPIServer(t *testing.T) *apiServer {
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	resource := strings.TrimPrefix(r.URL.Path, "/api/v1/")
+	resource := path.Base(r.URL.Path)
 	q := r.URL.Query()
 	stream := q.Get("sendInitialEvents") == "true"
 	kind := "list"
 	switch {
+	case q.Get("fieldSelector") != "":
+		kind = "selection" // which has nothing in it
 	case stream:
 		kind = "stream"
 	case q.Get("watch") != "":
@@ -94,7 +102,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if kind == "list" {
 		list := map[string]any{
-			"apiVersion": "v1", "kind": map[string]string{"pods": "PodList", "namespaces": "NamespaceList"}[resource],
+			"apiVersion": versionOf(resource), "kind": kinds[resource] + "List",
 			"metadata": map[string]string{"resourceVersion": strconv.Itoa(s.version)}, "items": values(held),
 		}
 		text, _ := json.Marshal(list)
@@ -105,14 +113,20 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	events := make(chan string, 10000)
 	if stream {
 		for _, o := range values(held) {
-			events <- event("ADDED", o)
+			if kind == "stream" {
+				events <- event("ADDED", o)
+			}
 		}
 		if !s.noBookmark {
-			events <- fmt.Sprintf(`{"type":"BOOKMARK","object":{"apiVersion":"v1","kind":%q,"metadata":{"resourceVersion":"%d","annotations":{"k8s.io/initial-events-end":"true"}}}}`,
-				map[string]string{"pods": "Pod", "namespaces": "Namespace"}[resource], s.version)
+			events <- fmt.Sprintf(`{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"%d","annotations":{"k8s.io/initial-events-end":"true"}}}}`,
+				versionOf(resource), kinds[resource], s.version)
 		}
 	}
 	if from, err := strconv.Atoi(q.Get("resourceVersion")); kind == "watch" && err == nil {
+		s.from = append(s.from, resource+" "+q.Get("resourceVersion"))
+		if from < s.compacted {
+			events <- tooOld
+		}
 		for _, p := range s.history {
 			if p.resource == resource && p.version > from {
 				events <- p.text
@@ -141,6 +155,15 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+var kinds = map[string]string{"pods": "Pod", "namespaces": "Namespace", "services": "Service", "endpointslices": "EndpointSlice"}
+
+func versionOf(resource string) string {
+	if resource == "endpointslices" {
+		return "discovery.k8s.io/v1"
+	}
+	return "v1"
+}
+
 func values(m map[string]any) []any {
 	all := []any{}
 	for _, v := range m {
@@ -164,8 +187,13 @@ func (s *apiServer) set(silent bool, kind string, o metav1.Object) {
 	s.version++
 	o.SetResourceVersion(strconv.Itoa(s.version))
 	resource := "pods"
-	if ns, ok := o.(*corev1.Namespace); ok {
-		resource, ns.TypeMeta = "namespaces", metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}
+	switch o := o.(type) {
+	case *corev1.Namespace:
+		resource, o.TypeMeta = "namespaces", metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}
+	case *corev1.Service:
+		resource, o.TypeMeta = "services", metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}
+	case *discoveryv1.EndpointSlice:
+		resource, o.TypeMeta = "endpointslices", metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}
 	}
 	key := o.GetNamespace() + "/" + o.GetName()
 	if kind == "DELETED" {
@@ -317,7 +345,7 @@ func TestRelistRemovesWhatIsAbsent(t *testing.T) {
 	waitSynced(t, x.src)
 	s.set(true, "DELETED", readyPod("a", "ua", "192.0.2.1"))
 	s.set(true, "ADDED", readyPod("c", "uc", "192.0.2.3"))
-	s.say("pods", `{"type":"ERROR","object":{"apiVersion":"v1","kind":"Status","status":"Failure","code":410,"reason":"Expired","message":"too old"}}`)
+	s.say("pods", tooOld)
 	x.wait(t, "prod/b=192.0.2.2 serving", "prod/c=192.0.2.3 serving")
 	x.waitError(t, "")
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,13 +13,18 @@ import (
 
 	goyaml "go.yaml.in/yaml/v2"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // world is what a file source says of the cluster at one moment.
 type world struct {
 	pods     map[name]*Record
+	services map[name]*nodecache.Front
+	slices   map[name]*nodecache.Slice
 	optedOut map[string]struct{} // namespaces
 	kept     map[string]int
 	ignored  map[string]int
@@ -30,6 +36,8 @@ type world struct {
 func newWorld() *world {
 	return &world{
 		pods:     map[name]*Record{},
+		services: map[name]*nodecache.Front{},
+		slices:   map[name]*nodecache.Slice{},
 		optedOut: map[string]struct{}{},
 		kept:     map[string]int{},
 		ignored:  map[string]int{},
@@ -265,6 +273,10 @@ func (w *world) addObject(file, where string, doc json.RawMessage, list typeMeta
 		return w.addPod(file, where, doc)
 	case head.Kind == "Namespace":
 		return w.addNamespace(where, doc)
+	case head.Kind == "Service":
+		return w.addService(where, doc)
+	case head.Kind == "EndpointSlice":
+		return w.addSlice(where, doc)
 	}
 	w.kept[head.Kind]++
 	return nil
@@ -307,6 +319,34 @@ func (w *world) addNamespace(where string, doc json.RawMessage) error {
 	if optsOut(ns.Annotations) {
 		w.optedOut[ns.Name] = struct{}{}
 	}
+	return nil
+}
+
+// addService and addSlice take an object that stands there twice as its last:
+// Services have no identity that a second one could take.
+func (w *world) addService(where string, doc json.RawMessage) error {
+	s := &corev1.Service{}
+	if err := kjson.Unmarshal(doc, s); err != nil {
+		return fmt.Errorf("%s: is not a Service: %s", where, oneLine(err))
+	}
+	if s.Name == "" {
+		return fmt.Errorf("%s: Service has no metadata.name", where)
+	}
+	s.Namespace = cmp.Or(s.Namespace, "default")
+	w.services[name{s.Namespace, s.Name}] = ConvertService(s)
+	return nil
+}
+
+func (w *world) addSlice(where string, doc json.RawMessage) error {
+	s := &discoveryv1.EndpointSlice{}
+	if err := kjson.Unmarshal(doc, s); err != nil {
+		return fmt.Errorf("%s: is not an EndpointSlice: %s", where, oneLine(err))
+	}
+	if s.Name == "" {
+		return fmt.Errorf("%s: EndpointSlice has no metadata.name", where)
+	}
+	s.Namespace = cmp.Or(s.Namespace, "default")
+	w.slices[name{s.Namespace, s.Name}] = ConvertSlice(s)
 	return nil
 }
 

@@ -1,5 +1,5 @@
-// Package kube holds the sources: what feeds the directory with the pods of
-// the cluster, from the API server or from a file.
+// Package kube holds the sources: what feeds the directory with the pods and
+// Services of the cluster, from the API server or from a file.
 //
 //	API server ─watch─▶ Cluster ─▶ queue ─▶ worker ─┐
 //	                                                ├─▶ Store ─▶ nodecache.Directory
@@ -10,5 +10,6 @@
 // kept is a [Record], a few hundred bytes: the directory's pod and what explain
 // wants to know beside it. The [Store] holds a record for every pod, also of those that
 // get no calls, indexed by the fields that others ask for, and is alone in
-// telling the directory.
+// telling the directory. Services and EndpointSlices go through it into the
+// directory, which keeps them.
 package kube

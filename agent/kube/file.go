@@ -11,7 +11,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -22,8 +24,8 @@ import (
 const (
 	quiet    = 50 * time.Millisecond
 	patience = 250 * time.Millisecond
-	// pollEvery is how often the files are read where watching fails, and
-	// watching is tried again.
+	// pollEvery is how often it is looked whether the files are as they were; where
+	// watching fails they are read, and watching is tried again.
 	pollEvery = time.Second
 )
 
@@ -41,6 +43,8 @@ type File struct {
 	first *world // read by Load, to be applied by Run
 	hash  uint64 // of the files' content when they were read last
 	told  string // the error that was logged last
+	// stamped is what stamp said before the files were read last.
+	stamped string
 	// direct is the directory in which only the event of our own name
 	// matters; empty where links lead to the files.
 	direct string
@@ -64,6 +68,9 @@ func NewFile(path string, store *Store, log *slog.Logger) *File {
 
 // Synced implements [Source].
 func (f *File) Synced() <-chan struct{} { return f.synced }
+
+// Current implements [Source].
+func (f *File) Current() <-chan struct{} { return f.synced }
 
 // Status implements [Source].
 func (f *File) Status() Status {
@@ -142,7 +149,8 @@ func (f *File) follow(ctx context.Context, watcher *fsnotify.Watcher, watching b
 			settle.Reset(min(quiet, max(0, patience-now.Sub(since))))
 			continue
 		case <-poll.C:
-			if complete {
+			// Events can be lost, and some file systems send none.
+			if complete && f.stamp() == f.stamped {
 				continue
 			}
 		case <-settle.C:
@@ -211,8 +219,29 @@ func isLink(path string) bool {
 	return err == nil && info.Mode()&fs.ModeSymlink != 0
 }
 
+// stamp is equal where the files are most likely as they were.
+func (f *File) stamp() string {
+	paths, err := f.paths()
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err != nil {
+			return err.Error()
+		}
+		fmt.Fprintln(&b, path, info.Size(), info.ModTime().UnixNano())
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			fmt.Fprintln(&b, st.Dev, st.Ino)
+		}
+	}
+	return b.String()
+}
+
 // reread takes over what the files say now, or says why it cannot.
 func (f *File) reread() {
+	f.stamped = f.stamp()
 	before := f.hash
 	w, hash, err := f.read()
 	f.hash = hash
@@ -250,6 +279,9 @@ func (f *File) apply(w *world) {
 		f.store.SetNamespace(ns, true)
 	}
 	held := f.store.names()
+	if len(held) == 0 { // nothing can go; what Services say of ports is there first
+		f.applyServices(w)
+	}
 	for _, r := range w.pods {
 		f.store.Upsert(r)
 	}
@@ -258,10 +290,32 @@ func (f *File) apply(w *world) {
 			f.store.Remove(key.namespace, key.name)
 		}
 	}
+	f.applyServices(w)
 	f.mu.Lock()
 	f.status.Kept, f.status.Ignored = w.kept, w.ignored
 	f.status.Error, f.status.Since = "", time.Time{}
 	f.mu.Unlock()
+}
+
+// applyServices comes after the pods: a pod that goes together with its place
+// in a slice goes first, and so is remembered where it stood.
+func (f *File) applyServices(w *world) {
+	for key := range w.services {
+		f.store.UpsertService(w.services[key])
+	}
+	for key := range w.slices {
+		f.store.UpsertSlice(w.slices[key])
+	}
+	for _, key := range f.store.sliceNames() {
+		if w.slices[key] == nil {
+			f.store.RemoveSlice(key.namespace, key.name)
+		}
+	}
+	for _, key := range f.store.serviceNames() {
+		if w.services[key] == nil {
+			f.store.RemoveService(key.namespace, key.name)
+		}
+	}
 }
 
 // read reads the files. The world is nil without an error where they are as

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unique"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
@@ -139,6 +141,30 @@ func validService(name string) bool {
 		}
 	}
 	return true
+}
+
+// exports reads to whom the pod's services are exported.
+func (r *Record) exports(a annotation) string {
+	if !a.there {
+		return ""
+	}
+	var to []string
+	for ns := range strings.SplitSeq(a.value, ",") {
+		switch ns = strings.TrimSpace(ns); {
+		case ns == nodecache.ExportAll:
+			return nodecache.ExportAll
+		case ns == "":
+		case len(validation.IsDNS1123Label(ns)) > 0:
+			r.note(ExportAnnotation, a.value, "%q is not a namespace", ns)
+		default:
+			to = append(to, ns)
+		}
+	}
+	if to == nil {
+		return nodecache.ExportNone
+	}
+	slices.Sort(to)
+	return unique.Make(strings.Join(slices.Compact(to), ",")).Value()
 }
 
 // collect reads what the pod says of being asked.

@@ -23,6 +23,9 @@ const (
 	// CollectAnnotation "false" opts out of being asked, "true" opts a
 	// hostNetwork pod in.
 	CollectAnnotation = "fingerpost.dev/collect"
+	// ExportAnnotation lists the namespaces, separated by commas, whose callers
+	// may reach the services by name alone; "*" is all of them.
+	ExportAnnotation = "fingerpost.dev/export-to"
 )
 
 // Why a pod is absent: the values of nodecache.Pod.Reason.
@@ -54,8 +57,9 @@ type Record struct {
 	optedOut bool
 	// These keep the interned strings of Pod shared: package unique forgets
 	// a value that no handle refers to.
-	of unique.Handle[origin]
-	at unique.Handle[place]
+	of  unique.Handle[origin]
+	at  unique.Handle[place]
+	run unique.Handle[string]
 }
 
 // origin is what the pods of one owner have in common.
@@ -74,8 +78,9 @@ func Convert(pod *corev1.Pod) *Record { return seePod(pod).record() }
 // record copies what it keeps.
 func (s *seen) record() *Record {
 	r := &Record{
-		of: unique.Make(s.owner()),
-		at: unique.Make(place{s.node, s.zone}),
+		of:  unique.Make(s.owner()),
+		at:  unique.Make(place{s.node, s.zone}),
+		run: unique.Make(images(s.images)),
 	}
 	of, at := r.of.Value(), r.at.Value()
 	var own strings.Builder // one piece of memory for the two
@@ -91,6 +96,7 @@ func (s *seen) record() *Record {
 		Owner:       nodecache.OwnerKey{UID: of.uid, Revision: of.revision},
 		OwnerName:   of.display,
 		Workload:    nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name},
+		Images:      r.run.Value(),
 		Created:     s.created,
 		HostNetwork: s.hostNetwork,
 	}
@@ -99,6 +105,7 @@ func (s *seen) record() *Record {
 	p.Hints = r.hints(s)
 	p.Declared = r.declared(s.services, p.Hints)
 	p.CollectOff, p.CollectOn = r.collect(s.collect)
+	p.Export = r.exports(s.export)
 	r.Pod, r.optedOut = p, p.CollectOff
 	return r
 }
@@ -134,6 +141,9 @@ func (r *Record) share(o *Record) {
 	if slices.Equal(r.Hints, o.Hints) {
 		r.Hints = o.Hints
 	}
+	if r.Export == o.Export {
+		r.Export = o.Export
+	}
 	if reflect.DeepEqual(r.Declared, o.Declared) {
 		r.Declared = o.Declared
 	}
@@ -160,6 +170,29 @@ func (s *seen) owner() origin {
 		o.name = strings.TrimSuffix(o.name, "-"+hash)
 	}
 	return o
+}
+
+// imageIDs returns what the node reports for each container.
+func imageIDs(pod *corev1.Pod) []string {
+	ids := make([]string, len(pod.Status.ContainerStatuses))
+	for i := range ids {
+		ids[i] = pod.Status.ContainerStatuses[i].ImageID
+	}
+	return ids
+}
+
+// images names what the containers run: the digests among their image IDs,
+// sorted, in place. It is empty as long as one has not started.
+func images(ids []string) string {
+	for i, id := range ids {
+		if id == "" {
+			return ""
+		}
+		// Runtimes put a scheme and the repository before the digest.
+		ids[i] = id[strings.LastIndexByte(id, '@')+1:]
+	}
+	slices.Sort(ids)
+	return strings.Join(ids, " ")
 }
 
 // addresses returns the primary address, which may be none, and the others.

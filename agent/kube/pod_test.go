@@ -241,3 +241,26 @@ func TestRecordDoesNotReferToThePod(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+func TestImagesAreTheDigestsOfAllContainers(t *testing.T) {
+	status := func(ids ...string) *corev1.Pod {
+		p := &corev1.Pod{}
+		for _, id := range ids {
+			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{ImageID: id})
+		}
+		return p
+	}
+	for _, test := range []struct {
+		pod  *corev1.Pod
+		want string
+	}{
+		{status(), ""},
+		{status("registry.example/app@sha256:b", "docker-pullable://registry.example/proxy@sha256:a"), "sha256:a sha256:b"},
+		{status("sha256:c"), "sha256:c"},
+		{status("registry.example/app@sha256:b", ""), ""},
+	} {
+		if got := kube.Convert(test.pod).Images; got != test.want {
+			t.Errorf("images %q, want %q", got, test.want)
+		}
+	}
+}

@@ -8,7 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// object is what a watch delivers, made small: a *Record or a *namespace.
+// object is what a watch delivers, made small: a *Record, a *namespace, a *front
+// or a *slice.
 type object interface {
 	key() name
 	uid() string
@@ -19,7 +20,7 @@ func (r *Record) uid() string { return r.UID }
 // namespace is what is kept of a namespace. Its key has no namespace, which
 // every pod's has.
 type namespace struct {
-	name     string
+	name, id string
 	optedOut bool
 }
 
@@ -50,6 +51,13 @@ type queue struct {
 	inFlight *name  // taken and not finished
 	put      uint64 // names ever put into order
 	finished uint64 // of these
+	waiters  []waiter
+}
+
+// waiter waits until what was put before a moment is applied.
+type waiter struct {
+	barrier uint64
+	done    func()
 }
 
 func newQueue() *queue {
@@ -85,9 +93,8 @@ func (q *queue) remove(key name, uid string) {
 }
 
 // replace puts the objects of a complete list, and the end of every other name
-// that is held, was taken or waits and is one that the list would have. It
-// returns the barrier that is passed once all of this was applied.
-func (q *queue) replace(objects []object, held func() []name, listed func(name) bool) uint64 {
+// that is held, was taken or waits and is one that the list would have.
+func (q *queue) replace(objects []object, held func() []name, listed func(name) bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	there := make(map[name]struct{}, len(objects))
@@ -114,7 +121,6 @@ func (q *queue) replace(objects []object, held func() []name, listed func(name) 
 	for _, key := range slices.Clone(q.order) {
 		end(key)
 	}
-	return q.put
 }
 
 // set needs mu.
@@ -157,13 +163,31 @@ func (q *queue) take(ctx context.Context) (name, change, bool) {
 	return name{}, change{}, false
 }
 
-// finish ends what take began, and returns how many names were applied.
-func (q *queue) finish() uint64 {
+// finish ends what take began.
+func (q *queue) finish() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.inFlight = nil
 	q.finished++
-	return q.finished
+	q.waiters = slices.DeleteFunc(q.waiters, func(w waiter) bool {
+		if w.barrier > q.finished {
+			return false
+		}
+		w.done()
+		return true
+	})
+}
+
+// whenApplied calls done, which must not block, once everything put so far is
+// applied. It is called with mu held.
+func (q *queue) whenApplied(done func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.finished >= q.put {
+		done()
+		return
+	}
+	q.waiters = append(q.waiters, waiter{q.put, done})
 }
 
 func (q *queue) len() int {

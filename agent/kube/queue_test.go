@@ -20,6 +20,7 @@ import (
 // and the worker.
 type bench struct {
 	*sink
+	c   *Cluster
 	dir *nodecache.Directory
 }
 
@@ -27,10 +28,10 @@ func newBench() *bench {
 	log := slog.New(slog.DiscardHandler)
 	dir := nodecache.New(nodecache.Options{})
 	c := &Cluster{
-		store: NewStore(dir, log), log: log, queue: newQueue(), synced: make(chan struct{}),
+		store: NewStore(dir, log), log: log, queue: newQueue(), podsSynced: make(chan struct{}), podsCurrent: make(chan struct{}),
 		pods: &health{log: log}, namespaces: &health{log: log}, namespacesTried: func() {},
 	}
-	return &bench{sink: &sink{c: c, health: c.pods}, dir: dir}
+	return &bench{sink: c.sink(c.pods, nil), c: c, dir: dir}
 }
 
 // apply applies up to n changes.

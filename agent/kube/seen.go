@@ -16,7 +16,7 @@ type seen struct {
 	deleted              bool
 	// Labels.
 	templateHash, revisionHash, rolloutsHash, zone string
-	grpcPort, services, collect                    annotation
+	grpcPort, services, collect, export            annotation
 	controlled                                     bool // controller is set
 	controller                                     struct{ kind, name, uid string }
 
@@ -26,6 +26,7 @@ type seen struct {
 	ips         []string
 	conditioned bool // the condition Ready is there
 	ready       bool
+	images      []string // the image ID of each container's status, which may be empty
 
 	// What speaks for gRPC: ports by name, and those of gRPC probes.
 	named, probed []int32
@@ -57,6 +58,8 @@ func (s *seen) annotation(key, value string) {
 		s.services = annotation{value, true}
 	case CollectAnnotation:
 		s.collect = annotation{value, true}
+	case ExportAnnotation:
+		s.export = annotation{value, true}
 	}
 }
 
@@ -81,6 +84,7 @@ func seePod(pod *corev1.Pod) *seen {
 		created: pod.CreationTimestamp.UTC(), deleted: pod.DeletionTimestamp != nil,
 		node: pod.Spec.NodeName, hostNetwork: pod.Spec.HostNetwork,
 		phase: string(pod.Status.Phase), ip: pod.Status.PodIP,
+		images: imageIDs(pod),
 	}
 	for key, value := range pod.Labels {
 		s.label(key, value)

@@ -10,11 +10,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/randfill"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // anyPod has noise in every field, and in those that are read mostly what
@@ -44,6 +48,7 @@ func anyPod(seed int64) *corev1.Pod {
 	pod.Labels = tags(pod.Labels, []string{"", "5d9", "z1"}, templateHashLabel, revisionHashLabel, rolloutsHashLabel, zoneLabel)
 	pod.Annotations = tags(pod.Annotations, []string{"", "true", "false", "8080, x,9090", "50051=a.A,b.B;1=c", "a.A", "0"},
 		GRPCPortAnnotation, ServicesAnnotation, CollectAnnotation, metav1.InitialEventsAnnotationKey)
+	pod.Annotations = tags(pod.Annotations, []string{"", "*", "a, *", "b,a,b", "b", "A,b", ",", "-"}, ExportAnnotation)
 	for i := range pod.OwnerReferences {
 		ref := &pod.OwnerReferences[i]
 		ref.Kind, ref.Name = maybe("Node", "ReplicaSet", "", ref.Kind), maybe("a-5d9", ref.Name)
@@ -57,6 +62,10 @@ func anyPod(seed int64) *corev1.Pod {
 		c := &pod.Status.Conditions[i]
 		c.Type = corev1.PodConditionType(maybe("Ready", string(c.Type)))
 		c.Status = corev1.ConditionStatus(maybe("True", "False", "Unknown"))
+	}
+	for i := range pod.Status.ContainerStatuses {
+		c := &pod.Status.ContainerStatuses[i]
+		c.ImageID = maybe("", "docker.io/app@sha256:2", "sha256:1", "containerd://registry/app@sha256:3", c.ImageID)
 	}
 	always := corev1.ContainerRestartPolicyAlways
 	for _, cs := range [][]corev1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
@@ -96,7 +105,7 @@ func TestDecodedPodIsTheConvertedPod(t *testing.T) {
 	if testing.Short() {
 		n = 200
 	}
-	hinted, serving, owned := 0, 0, 0
+	hinted, serving, owned, run, starting, exported := 0, 0, 0, 0, 0, 0
 	for seed := range int64(n) {
 		want := anyPod(seed)
 		raw, err := want.Marshal()
@@ -124,30 +133,131 @@ func TestDecodedPodIsTheConvertedPod(t *testing.T) {
 		if got.record.Workload.Kind != "Pod" {
 			owned++
 		}
+		switch {
+		case len(want.Status.ContainerStatuses) == 0:
+		case got.record.Images == "":
+			starting++
+		default:
+			run++
+		}
+		if got.record.Export != "" && got.record.Export != nodecache.ExportNone {
+			exported++
+		}
 	}
-	if min(hinted, serving, owned) < n/50 {
-		t.Errorf("of %d pods %d hinted, %d in the directory, %d owned: too few to tell", n, hinted, serving, owned)
+	if min(hinted, serving, owned, run, starting, exported) < n/50 {
+		t.Errorf("of %d pods %d hinted, %d in the directory, %d owned, %d run, %d start, %d are exported: too few to tell", n, hinted, serving, owned, run, starting, exported)
 	}
 }
 
 // decoders returns what client-go makes of the media type: for lists, and for
 // the events of a watch.
-func decoders(t *testing.T, mediaType string) (objects runtime.Decoder, events runtime.Decoder, encoder runtime.Encoder) {
+func decoders(t *testing.T, mediaType string, gv schema.GroupVersion) (objects runtime.Decoder, events runtime.Decoder, encoder runtime.Encoder) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
 	}
 	plain := serializer.NewCodecFactory(scheme).WithoutConversion()
 	info, ok := runtime.SerializerInfoForMediaType(plain.SupportedMediaTypes(), mediaType)
 	if !ok {
 		t.Fatal(mediaType)
 	}
-	objects, events, _, err := runtime.NewClientNegotiator(slimCodecs{plain}, corev1.SchemeGroupVersion).StreamDecoder(mediaType, nil)
+	objects, events, _, err := runtime.NewClientNegotiator(slimCodecs{plain}, gv).StreamDecoder(mediaType, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return objects, events, plain.EncoderForVersion(info.Serializer, corev1.SchemeGroupVersion)
+	return objects, events, plain.EncoderForVersion(info.Serializer, gv)
+}
+
+// watched returns what client-go makes of the object in an event of a watch.
+func watched(t *testing.T, mediaType string, gv schema.GroupVersion, o runtime.Object) runtime.Object {
+	t.Helper()
+	objects, events, encoder := decoders(t, mediaType, gv)
+	var raw, frame bytes.Buffer
+	if err := encoder.Encode(o, &raw); err != nil {
+		t.Fatal(err)
+	}
+	event := &metav1.WatchEvent{Type: "ADDED", Object: runtime.RawExtension{Raw: raw.Bytes()}}
+	if mediaType == runtime.ContentTypeProtobuf {
+		b, err := event.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		frame.Write(b)
+	} else if err := encoder.Encode(event, &frame); err != nil {
+		t.Fatal(err)
+	}
+	var got metav1.WatchEvent
+	if _, _, err := events.Decode(frame.Bytes(), nil, &got); err != nil || got.Type != "ADDED" {
+		t.Fatalf("event %q, %v", got.Type, err)
+	}
+	out, _, err := objects.Decode(got.Object.Raw, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The buffer of events is used again.
+	for i := range frame.Bytes() {
+		frame.Bytes()[i] = 0xff
+	}
+	return out
+}
+
+func TestCodecsLeaveOtherObjectsAsTheyAre(t *testing.T) {
+	port, name := int32(50051), "grpc"
+	service := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "checkout", UID: "us", ResourceVersion: "7"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "192.0.2.1", Ports: []corev1.ServicePort{{Name: name, Port: port}}},
+	}
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "prod", Name: "checkout-1", UID: "ue", ResourceVersion: "8", Labels: map[string]string{discoveryv1.LabelServiceName: "checkout"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.2"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", UID: "ua"}}},
+	}
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "prod", UID: "un", Annotations: map[string]string{CollectAnnotation: "false"}}}
+	for _, mediaType := range []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON} {
+		t.Run(mediaType, func(t *testing.T) {
+			if got := shrink(watched(t, mediaType, corev1.SchemeGroupVersion, service)); !reflect.DeepEqual(got, shrink(service)) {
+				t.Errorf("Service %+v", got)
+			}
+			if got := shrink(watched(t, mediaType, discovery, slice)); !reflect.DeepEqual(got, shrink(slice)) {
+				t.Errorf("EndpointSlice %+v", got)
+			}
+			if got := shrink(watched(t, mediaType, corev1.SchemeGroupVersion, ns)); !reflect.DeepEqual(got, shrink(ns)) {
+				t.Errorf("Namespace %+v", got)
+			}
+			list := &discoveryv1.EndpointSliceList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: []discoveryv1.EndpointSlice{*slice}}
+			if got := watched(t, mediaType, discovery, list).(*discoveryv1.EndpointSliceList); len(got.Items) != 1 || got.ResourceVersion != "9" {
+				t.Errorf("list %+v", got)
+			}
+		})
+	}
+}
+
+// Go's encoder writes an empty image ID; others leave it out.
+func TestContainerStatusWithoutAnImageID(t *testing.T) {
+	field := func(number byte, value string) string { return string([]byte{number<<3 | 2, byte(len(value))}) + value }
+	id := func(s string) string { return field(8, field(1, "app")+field(7, s)) }
+	for _, status := range []string{
+		"", field(8, ""), field(8, field(1, "app")), id("a@sha256:1"), id(""), id("a@sha256:2") + id("sha256:1"),
+		id("a@sha256:2") + field(8, field(1, "b")), field(8, "") + id("a@sha256:2"), field(8, field(7, "x")+field(7, "y")),
+		field(8, "\x38\x01") /* a number */, field(10, field(7, "init")), field(13, field(7, "debug")),
+	} {
+		raw := []byte(field(3, status))
+		pod := &corev1.Pod{}
+		wrong := pod.Unmarshal(raw) != nil
+		got, err := decodePod(raw)
+		if err != nil {
+			t.Fatalf("%q: %v", raw, err)
+		}
+		if !wrong {
+			same(t, got, pod)
+		} else if got.record.Images != "" {
+			t.Errorf("%q: images %q", raw, got.record.Images)
+		}
+	}
 }
 
 func TestCodecsDecodeWhatAWatchHas(t *testing.T) {
@@ -159,32 +269,10 @@ func TestCodecsDecodeWhatAWatchHas(t *testing.T) {
 	list := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}, Items: []corev1.Pod{*pod, *bookmark}}
 	for _, mediaType := range []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON} {
 		t.Run(mediaType, func(t *testing.T) {
-			objects, events, encoder := decoders(t, mediaType)
+			objects, _, _ := decoders(t, mediaType, corev1.SchemeGroupVersion)
 			through := func(o runtime.Object) runtime.Object {
 				t.Helper()
-				var raw, frame bytes.Buffer
-				if err := encoder.Encode(o, &raw); err != nil {
-					t.Fatal(err)
-				}
-				event := &metav1.WatchEvent{Type: "ADDED", Object: runtime.RawExtension{Raw: raw.Bytes()}}
-				if mediaType == runtime.ContentTypeProtobuf {
-					b, err := event.Marshal()
-					if err != nil {
-						t.Fatal(err)
-					}
-					frame.Write(b)
-				} else if err := encoder.Encode(event, &frame); err != nil {
-					t.Fatal(err)
-				}
-				var got metav1.WatchEvent
-				if _, _, err := events.Decode(frame.Bytes(), nil, &got); err != nil || got.Type != "ADDED" {
-					t.Fatalf("event %q, %v", got.Type, err)
-				}
-				out, _, err := objects.Decode(got.Object.Raw, nil, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return out
+				return watched(t, mediaType, corev1.SchemeGroupVersion, o)
 			}
 			same(t, through(pod).(*slimPod), pod)
 			if p := through(bookmark).(*slimPod); p.GetResourceVersion() != "78" || p.GetAnnotations()[metav1.InitialEventsAnnotationKey] != "true" {
@@ -214,7 +302,7 @@ func TestCodecsDecodeWhatAWatchHas(t *testing.T) {
 }
 
 func TestEventWithoutObjectIsAnError(t *testing.T) {
-	_, events, _ := decoders(t, runtime.ContentTypeProtobuf)
+	_, events, _ := decoders(t, runtime.ContentTypeProtobuf, corev1.SchemeGroupVersion)
 	for _, raw := range []string{"", "\x0a\x05ADDED", "\x0a\xff"} {
 		if _, _, err := events.Decode([]byte(raw), nil, &metav1.WatchEvent{}); err == nil {
 			t.Errorf("%q: no error", raw)

@@ -13,6 +13,10 @@ type Source interface {
 	// Synced is closed once every object of the first list was applied to the
 	// directory.
 	Synced() <-chan struct{}
+	// Current is closed once the directory is at least as new as the world was
+	// when the source began. It is mostly together with Synced; a source that
+	// resumed from a checkpoint is synced before.
+	Current() <-chan struct{}
 	// Status may be called at any time.
 	Status() Status
 }

@@ -22,6 +22,9 @@ type Store struct {
 	writing sync.Mutex
 	// told holds the notes that were logged. Guarded by writing.
 	told map[string]struct{}
+	// unready holds the pods that are not Ready by their own word, by UID.
+	// Guarded by writing.
+	unready map[string]name
 
 	// mu guards what follows.
 	mu         sync.RWMutex
@@ -47,6 +50,7 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 		dir:      dir,
 		log:      log,
 		told:     map[string]struct{}{},
+		unready:  map[string]name{},
 		pods:     map[name]*Record{},
 		optedOut: map[string]struct{}{},
 		byOwner: newIndex(func(dst []nodecache.OwnerKey, r *Record) []nodecache.OwnerKey {
@@ -83,6 +87,7 @@ func (s *Store) Upsert(r *Record) {
 
 // upsert needs writing.
 func (s *Store) upsert(r *Record) {
+	r = s.published(r)
 	s.mu.Lock()
 	_, off := s.optedOut[r.Namespace]
 	r = r.inNamespace(off)
@@ -93,6 +98,9 @@ func (s *Store) upsert(r *Record) {
 	}
 	if old != nil {
 		s.unindex(old)
+		if old.UID != r.UID {
+			delete(s.unready, old.UID)
+		}
 	}
 	r.share(s.byOwner.any(r.Owner))
 	s.pods[r.key()] = r
@@ -123,6 +131,7 @@ func (s *Store) remove(key name, uids []string) {
 	}
 	s.unindex(old)
 	delete(s.pods, key)
+	delete(s.unready, old.UID)
 	s.mu.Unlock()
 	if s.gone(old) {
 		s.dir.RemovePod(old.UID)
@@ -271,6 +280,21 @@ func (s *Store) names() []name {
 
 // portion is how many pods are looked at in one hold of Store.mu.
 const portion = 1024
+
+// records returns the record of every pod that was there all the while, and
+// lets go of the lock as names does.
+func (s *Store) records() []*Record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	records := make([]*Record, 0, len(s.pods))
+	for _, r := range s.pods {
+		if records = append(records, r); len(records)%portion == 0 {
+			s.mu.RUnlock()
+			s.mu.RLock()
+		}
+	}
+	return records
+}
 
 func (s *Store) namespacesOptedOut() []string {
 	s.mu.RLock()

@@ -52,8 +52,7 @@ func walk(b []byte, each func(field, n uint64, value []byte) error) error {
 // text is the bytes as a string, for as long as nobody writes to them.
 func text(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// see reads a Pod message. The strings lie in b. version is the
-// resourceVersion; bookmark is called with the annotations that are not for us.
+// see reads a Pod message. The strings lie in b, and those of m, too.
 func (s *seen) see(b []byte, m *objectMeta) error {
 	return walk(b, func(field, _ uint64, value []byte) error {
 		switch field {
@@ -261,6 +260,8 @@ func (s *seen) seeStatus(b []byte) error {
 			return err
 		case 6<<3 | message:
 			s.ip = text(value)
+		case 8<<3 | message:
+			return s.seeContainerStatus(value)
 		case 12<<3 | message:
 			ip, _, err := seePair(value)
 			s.ips = append(s.ips, ip)
@@ -268,4 +269,18 @@ func (s *seen) seeStatus(b []byte) error {
 		}
 		return nil
 	})
+}
+
+// seeContainerStatus reads an image ID. One that is absent counts, too: such a
+// container has not started.
+func (s *seen) seeContainerStatus(b []byte) error {
+	id := ""
+	err := walk(b, func(field, _ uint64, value []byte) error {
+		if field == 7<<3|message {
+			id = text(value)
+		}
+		return nil
+	})
+	s.images = append(s.images, id)
+	return err
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fingerpost/fingerpost/agent"
+	"github.com/fingerpost/fingerpost/xds/ads/socket"
 )
 
 // adminTimeout bounds a question to the agent on this node.
@@ -37,22 +38,34 @@ func (a *adminFlags) add(cmd *cobra.Command) {
 }
 
 func (a *adminFlags) addSocket(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.socket, "admin-socket", agent.Defaults().AdminSocket, "`path` of the agent's admin socket")
+	cmd.Flags().StringVar(&a.socket, "admin-socket", agent.Defaults().AdminSocket, "`path` of the agent's admin socket; in an agent's container that of the agent itself")
 }
 
 // show asks the agent for path, and prints the answer as it came, as YAML, or
 // as the table that the function makes of it.
 func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Values, rows func(*table, T)) (T, error) {
 	var v T
-	switch a.output {
-	case "table", "json", "yaml":
-	default:
-		return v, usageError("--output %q: say table, json or yaml", a.output)
+	if err := a.check(); err != nil {
+		return v, err
 	}
 	body, err := ask(cmd.Context(), a.socket, path, query)
 	if err != nil {
 		return v, err
 	}
+	return present(cmd, a, body, rows)
+}
+
+// check refuses flags that no command could follow.
+func (a *adminFlags) check() error {
+	switch a.output {
+	case "table", "json", "yaml":
+		return nil
+	}
+	return usageError("--output %q: say table, json or yaml", a.output)
+}
+
+// present prints an answer as show does.
+func present[T any](cmd *cobra.Command, a *adminFlags, body []byte, rows func(*table, T)) (v T, err error) {
 	if err := json.Unmarshal(body, &v); err != nil {
 		return v, fmt.Errorf("the agent's answer is not understood (another version?): %w", err)
 	}
@@ -76,24 +89,31 @@ func show[T any](cmd *cobra.Command, a *adminFlags, path string, query url.Value
 	return v, err
 }
 
-// ask gets path from the agent at the socket.
-func ask(ctx context.Context, socket, path string, query url.Values) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, adminTimeout)
+// ask gets path from the agent at the admin socket.
+func ask(ctx context.Context, admin, path string, query url.Values) ([]byte, error) {
+	return request(ctx, http.MethodGet, admin, path, query, adminTimeout)
+}
+
+// request sends a request without a body to the agent at the admin socket, and
+// returns what it answers within the timeout.
+func request(ctx context.Context, method, admin, path string, query url.Values, timeout time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	admin = agent.OwnAdminSocket(admin)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+			return socket.Dial(ctx, admin)
 		},
 	}}
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, unreachable(socket, err)
+		return nil, unreachable(admin, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)

@@ -23,6 +23,10 @@ func newAgent() *cobra.Command {
 		Long: `Run the agent of this node: watch pods, learn what they serve, and serve ADS on
 a unix socket. The agent runs until it gets SIGTERM or SIGINT.
 
+With --takeover an agent that runs already hands its sockets over, and its
+clients lose nothing. It stays until it is stopped, and serves again if this one
+ends before.
+
 What calls the agent's clients make to pods is plaintext HTTP/2.`,
 		Example: `  fingerpost agent --node-name "$NODE_NAME"
   fingerpost agent --source file:pods.yaml --ads-socket /tmp/fp/ads.sock --admin-socket /tmp/fp-admin/admin.sock`,
@@ -50,7 +54,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig, "kubeconfig `file` (default: in-cluster, then KUBECONFIG and ~/.kube/config)")
 	f.StringVar(&c.ADSSocket, "ads-socket", c.ADSSocket, "`path` of the ADS socket; mount its directory, read-only, into pods")
 	f.StringVar(&c.AdminSocket, "admin-socket", c.AdminSocket, "`path` of the admin socket; in a directory that no pod mounts")
-	f.BoolVar(&c.Takeover, "takeover", c.Takeover, "take the ADS socket over from a running agent")
+	f.BoolVar(&c.Takeover, "takeover", c.Takeover, "take the sockets over from a running agent, once this one knows as much")
 	f.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`address` of /live, /ready and /metrics; empty: off")
 	f.StringVar(&c.PeerAddress, "peer-address", c.PeerAddress, "`address` at which agents of other nodes ask; empty: off")
 	f.StringVar(&c.PeerCertDir, "peer-cert-dir", c.PeerCertDir, "`directory` of certificates for the peers")

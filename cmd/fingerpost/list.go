@@ -79,6 +79,7 @@ func statusTable(w *table, s agent.Status) {
 	w.row("pods", s.Pods)
 	w.row("proxies", s.Proxies)
 	w.row("nacks", s.Nacks)
+	w.row("withheld", s.Withheld)
 	parts := make([]string, 0, len(s.Parts))
 	for name := range s.Parts {
 		parts = append(parts, name)
@@ -164,14 +165,18 @@ func proxiesTable(w *table, proxies []ads.Client) {
 			protocol = "delta"
 		}
 		row := []any{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol}
-		last := ""
+		last := p.State
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]
 			switch {
 			case !ok || t.Sent == "":
 				row = append(row, "not sent")
 			case t.Nack != nil:
-				row = append(row, "rejected")
+				state := "rejected"
+				if n := len(t.Withheld) + t.Suspects; n > 0 {
+					state = fmt.Sprintf("rejected (%d withheld)", n)
+				}
+				row = append(row, state)
 				last = t.Nack.Error
 			case t.Sent == t.Acked:
 				row = append(row, "synced")

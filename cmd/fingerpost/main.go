@@ -71,6 +71,7 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(),
 		newStatus(), newServices(), newOwners(), newProxies(), newExplain(),
+		newRecollect(),
 		newXDS(), newVersion(),
 	)
 	checkArgs(root)

@@ -148,6 +148,13 @@ func TestRestartSendsNothingToADeltaClientThatKeptWhatItHas(t *testing.T) {
 	w.write()
 	port := cart.Spec.Containers[0].Ports[0].ContainerPort
 	after.endpoints("prod/shop.Cart", fmt.Sprintf("%s:%d", cart.Status.PodIP, port), fmt.Sprintf("%s:%d", w.pods[2].Status.PodIP, port))
+	// A client has what came a moment before it says that it came.
+	after.until(func() error {
+		if len(after.spoken()) == 0 {
+			return errors.New("the client was sent nothing")
+		}
+		return nil
+	})
 	if got := after.spoken(); !slices.Equal(got, []string{"eds prod/shop.Cart"}) {
 		t.Errorf("the client was sent %v, want the changed endpoints alone", got)
 	}

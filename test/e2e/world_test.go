@@ -23,6 +23,7 @@ type world struct {
 	t    *testing.T
 	file string
 	pods []*corev1.Pod
+	more []any // further objects
 }
 
 func newWorld(t *testing.T) *world {
@@ -124,6 +125,7 @@ func (w *world) write() *world {
 	for _, p := range w.pods {
 		items = append(items, p)
 	}
+	items = append(items, w.more...)
 	b, err := yaml.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
 	if err != nil {
 		w.t.Fatal(err)

@@ -72,7 +72,7 @@ func run(ctx context.Context) error {
 		}
 		how, bring := "building", build
 		if t.Package == "" {
-			how, bring = "fetching", fetchEnvoy
+			how, bring = "fetching", fetchers[t.Name]
 		}
 		fmt.Fprintf(os.Stderr, "tools %d/%d: %s %s %s\n", i+1, len(missing), how, t.Name, t.Version)
 		start := time.Now()

@@ -33,6 +33,13 @@ func (b bitset) empty() bool {
 	return true
 }
 
+func (b bitset) count() (n int) {
+	for _, w := range b {
+		n += bits.OnesCount64(w)
+	}
+	return n
+}
+
 func (b bitset) intersects(o bitset) bool {
 	for i := range min(len(b), len(o)) {
 		if b[i]&o[i] != 0 {

@@ -2,6 +2,7 @@ package ads
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -22,6 +23,9 @@ type Client struct {
 	// Clusters is "all" or "on-demand".
 	Clusters string   `json:"clusters"`
 	Identity Identity `json:"identity"`
+	// State says what is wrong with a client that does not read, or does not
+	// acknowledge, for longer than the grace; empty: nothing.
+	State string `json:"state,omitempty"`
 	// Types holds the types that the client has asked for, by short name.
 	Types map[string]TypeStatus `json:"types"`
 }
@@ -41,7 +45,23 @@ type TypeStatus struct {
 	// Nack is the refusal that still stands: no response that carries one of
 	// the refused resources has been accepted since.
 	Nack *Nack `json:"nack"`
+	// Withheld are the resources that are not sent to this client in the
+	// content that it refused, by name, at most 64. Suspects is the number of
+	// those beside them that were in a refused response and are tried again.
+	Withheld []Withheld `json:"withheld,omitempty"`
+	Suspects int        `json:"suspects,omitempty"`
 }
+
+// Withheld is a resource that a client refused.
+type Withheld struct {
+	Name    string    `json:"name"`
+	Version string    `json:"version"` // of the refused content
+	Error   string    `json:"error"`
+	At      time.Time `json:"at"`
+}
+
+// maxWithheld bounds what is listed of each type.
+const maxWithheld = 64
 
 // Nack is a refused response.
 type Nack struct {
@@ -102,7 +122,56 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 			n := *ts.nack
 			status.Nack = &n
 		}
+		status.Withheld, status.Suspects = st.withheld(t)
 		c.Types[t.String()] = status
 	}
+	c.State = st.slowness(time.Now())
 	return c, st.node, true
+}
+
+// slowness says what the client does not do. Called with mu held.
+func (st *stream) slowness(now time.Time) string {
+	late := func(since time.Time) bool { return !since.IsZero() && now.Sub(since) > st.s.opts.Grace }
+	if late(st.sendSince) {
+		return fmt.Sprintf("does not read: a response waits for %v", now.Sub(st.sendSince).Round(time.Second))
+	}
+	for t := range xds.Type(xds.NumTypes) {
+		if ts := &st.types[t]; ts.inFlight && late(ts.sentAt) {
+			return fmt.Sprintf("has not acknowledged %s for %v", t, now.Sub(ts.sentAt).Round(time.Second))
+		}
+	}
+	return ""
+}
+
+// withheld lists what the client refused. Called with both locks held.
+func (st *stream) withheld(t xds.Type) (known []Withheld, suspects int) {
+	ts := &st.types[t]
+	if ts.q == nil {
+		return nil, 0
+	}
+	ts.withheld.each(nil, func(id uint32) bool {
+		r, ok := ts.q.verdicts[id]
+		switch {
+		case !ok:
+			suspects++
+		case len(known) < maxWithheld:
+			known = append(known, Withheld{Name: st.s.table.slots[id].name, Version: r.version, Error: r.text, At: r.at})
+		}
+		return true
+	})
+	slices.SortFunc(known, func(a, b Withheld) int { return cmp.Compare(a.Name, b.Name) })
+	return known, suspects
+}
+
+// withheldTotal is the number of resources of a type that are withheld from
+// clients, counted once for each client.
+func (s *Server) withheldTotal(t xds.Type) (n int) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for st := range s.streams {
+		st.mu.Lock()
+		n += st.types[t].withheld.count()
+		st.mu.Unlock()
+	}
+	return n
 }

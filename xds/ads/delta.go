@@ -10,7 +10,12 @@ import (
 
 // DeltaAggregatedResources serves one incremental stream.
 func (s *Server) DeltaAggregatedResources(g discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	st := newStream(s, true)
+	return s.serveDelta(g, aggregated)
+}
+
+// serveDelta serves an incremental stream of all types, or of one.
+func (s *Server) serveDelta(g deltaStream, only xds.Type) error {
+	st := newStream(s, true, only)
 	return st.run(g.Context(), func() error {
 		req, err := g.Recv()
 		if err != nil {
@@ -28,10 +33,17 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 	if err := st.introduce(req.GetNode()); err != nil || !ok {
 		return err
 	}
+	sub, unsub, have := len(req.GetResourceNamesSubscribe()), len(req.GetResourceNamesUnsubscribe()), len(req.GetInitialResourceVersions())
+	if err := checkNames(t, max(sub, unsub, have), maxDeltaNames); err != nil {
+		return err
+	}
 	if report := st.applyDelta(t, req); report != nil {
 		report()
 	}
-	return nil
+	if sub+unsub+have == 0 {
+		return nil
+	}
+	return st.checkAbsent()
 }
 
 func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) func() {
@@ -45,23 +57,36 @@ func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) f
 	ts := &st.types[t]
 	first := !ts.seen
 	ts.seen = true
+	// Nothing is answered between two portions of a long request.
+	ts.reading = true
+	defer func() { ts.reading = false }()
 	// A nonce that is not the latest makes the request no ACK; its
 	// subscriptions count all the same (xDS protocol, incremental).
 	report := st.settle(t, req.GetResponseNonce(), req.GetErrorDetail())
-	for _, name := range req.GetResourceNamesUnsubscribe() {
+	for i, name := range req.GetResourceNamesUnsubscribe() {
 		st.unsubscribe(t, name)
+		st.breathe(i)
 	}
 	if first && len(req.GetResourceNamesSubscribe()) == 0 && t.HasWildcard() {
 		st.enterWildcard(t, false)
 	}
-	for _, name := range req.GetResourceNamesSubscribe() {
+	for i, name := range req.GetResourceNamesSubscribe() {
 		st.subscribe(t, name)
+		st.breathe(i)
 	}
-	if first {
+	if first && len(req.GetInitialResourceVersions()) > 0 {
+		st.returned = true
+		i := 0
 		for name, version := range req.GetInitialResourceVersions() {
 			st.bring(t, name, version)
+			st.breathe(i)
+			i++
 		}
 	}
+	if first {
+		st.recall(t)
+	}
+	ts.dirty.drop(ts.withheld)
 	return report
 }
 
@@ -79,6 +104,7 @@ func (st *stream) subscribe(t xds.Type, name string) {
 		if st.s.table.resolve(t, id, st.scopes, true) != nil {
 			ts.gone.clear(id)
 			ts.dirty.set(id)
+			ts.absolve(id)
 			delete(ts.owed, name)
 			return
 		}
@@ -191,10 +217,7 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			return true
 		})
 	}
-	if t == xds.Cluster {
-		ts.sent.add(ts.carried)
-		st.followUp(ts.carried)
-	}
+	st.follow(t, ts.carried)
 	for name := range ts.owed {
 		if !fits(len(name) + 4) {
 			break

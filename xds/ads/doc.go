@@ -1,6 +1,6 @@
-// Package ads serves xDS v3 on one aggregated stream for each client, in the
-// state-of-the-world and in the incremental (delta) form, from tables that all
-// clients share. Its rules are those of the xDS protocol document; where a real
+// Package ads serves xDS v3 on one aggregated stream for each client, or on one
+// for each type, in the state-of-the-world and in the incremental (delta) form,
+// from tables that all clients share. Its rules are those of the xDS protocol document; where a real
 // client asks for more, the comment names the report.
 //
 // # The life of a response
@@ -8,8 +8,8 @@
 //	Publish ──▶ tables ──▶ dirty | gone ──▶ collect ──▶ in flight ──▶ ACK ──▶ acked
 //	  (any        (type, name,   (a bit for each    │ (one for      │
 //	 goroutine)    scope)         stream and id)    │  each type)   └─▶ NACK ─▶ recorded;
-//	                                                ▼                  the same bytes do
-//	                                              Send                 not go out again
+//	                                                ▼                  quarantine
+//	                                              Send
 //
 // Publish changes the tables and, for every stream that may see a change, sets
 // one bit: dirty if the client shall get the resource, gone if it has it and
@@ -30,11 +30,32 @@
 //
 // Additions go out as CDS, EDS, LDS, RDS. A CLA waits for its own cluster and
 // for no other; listeners and routes wait while a cluster or a CLA that the
-// client asked for cannot be sent yet. Removed clusters leave when nothing that
-// could refer to them waits; until then a SotW set keeps them. A cluster that
-// is sent brings its CLA after it, though unchanged, since Envoy warms a
-// cluster until one comes. On SotW that goes for the clusters that changed, not
-// for all that a response repeats: Envoy skips equal ones.
+// client asked for cannot be sent yet, and for the CLAs that it will ask for
+// once it has their clusters: a second after it took these, at most the grace.
+//
+// Removed clusters leave when the listeners and routes of that moment are
+// accepted, and CLAs after them; until then a SotW set keeps them. A client
+// that never accepts has them removed after the grace ([Options.Grace]). One
+// that comes back may hold older routes than its clusters: its first removals,
+// with the answer that they belong to, wait until it has asked for clusters,
+// listeners and routes, at most a second.
+//
+// A cluster that is sent brings its CLA after it, though unchanged, since Envoy
+// warms a cluster until one comes. On SotW that goes for the clusters that
+// changed, not for all that a response repeats: Envoy skips equal ones.
+//
+// # What a client refuses
+//
+// A NACK concerns the client that sent it, and what its response newly carried.
+// The resource that its text names, or that was alone, is withheld from that
+// client in that content; what else was in the response is suspect. Other
+// content goes out at once. Suspects go out again after the next response that
+// the client accepts, or after a while ([Options.Trial]), in sets which are
+// halved as long as they are refused, each later than the one before. A delta
+// client keeps what it had accepted by itself; in a SotW set the last accepted
+// content stands in for what is withheld. Refusals are remembered by client id
+// and content over reconnects, for 512 clients and 32 resources of each, and
+// tried once on a new stream, since the program behind the id may be another.
 //
 // # What a name means
 //
@@ -56,6 +77,13 @@
 // brings a version waits while evidence is pending. Waiting ends after the
 // hold limit with UNAVAILABLE, so that no timer of the client decides.
 //
+// # Slow and hostile clients
+//
+// A client that does not read or acknowledge is parked with its bitsets and at
+// most one response of each type. What it can make the server keep is bounded
+// (limits.go); one that goes beyond is ended with a status that says so. A long
+// request is applied in portions, between which the tables may change.
+//
 // # Versions
 //
 // All versions follow from content alone, so that equal tables in another
@@ -67,7 +95,8 @@
 //
 // Server.mu guards the tables and the set of streams; Publish takes it for
 // writing, everything that reads tables for reading. stream.mu guards one
-// stream and is taken after Server.mu. Server.nackMu is taken alone. None is
+// stream and is taken after Server.mu. memory.mu guards what is remembered of
+// refusals, and is taken after both. Server.nackMu is taken alone. None is
 // held while something is sent or received, nor while a function of Options
 // runs. The sending goroutine of a stream is its gRPC handler, which alone
 // calls Send; a second one receives and ends when the handler has returned.

@@ -199,6 +199,28 @@ func TestSotWClientIsAnsweredWhereNothingCanBeLacking(t *testing.T) {
 	}
 }
 
+func TestSotWClientThatHoldsJustWhatThereIsNeedNotWait(t *testing.T) {
+	w := openWorld(t, cluster("A", 1), cla("A", 1))
+	first := w.sotw()
+	first.sub(cds)
+	first.want(cds, "A")
+	first.sub(eds, "A")
+	first.want(eds, "A")
+	w.evidence(xds.Shared, xds.Pending)
+	same := w.connect(client.Options{Memory: first.Memory()})
+	same.sub(cds)
+	same.sub(eds, "A")
+	same.want(eds, "A")
+	same.quiet()
+	// Equal clusters are no evidence for a CLA that nobody has.
+	more := w.connect(client.Options{Memory: first.Memory()})
+	more.sub(cds)
+	more.sub(eds, "A", "B")
+	w.until("the client has asked", func() bool { return w.waiting(eds) == 1 })
+	w.evidence(xds.Shared, xds.Complete)
+	more.want(eds, "A")
+}
+
 func TestSotWClientThatWaitsTooLongIsClosed(t *testing.T) {
 	w := newWorld(t, ads.Options{HoldLimit: 20 * time.Millisecond})
 	w.evidence(xds.Shared, xds.Pending)

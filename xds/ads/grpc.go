@@ -1,33 +1,32 @@
 package ads
 
 import (
-	"math"
 	"time"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 )
 
 // maxRequest is the largest request in bytes: a client that reconnects with
-// 10,000 names and versions needs about 1.3 MB for each type.
-const maxRequest = 16 << 20
+// 10,000 names and versions needs about 1.3 MB for each type. A larger one is
+// refused by its length, before it is read.
+const maxRequest = 8 << 20
 
 // ServerOptions are what a gRPC server needs to serve Envoys: pings as often
 // as each 10 s, also without a stream (the default answers Envoy's usual 30 s
-// with GOAWAY), and large requests.
+// with GOAWAY), large requests, and bounds on what one client may do.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.MaxRecvMsgSize(maxRequest),
-		grpc.MaxConcurrentStreams(math.MaxInt32),
+		grpc.MaxConcurrentStreams(maxStreams),
 	}
 }
 
 // NewGRPCServer returns a gRPC server with [ServerOptions] and opts that
-// serves s.
+// serves s: the aggregated service, and one for each type, SotW and delta.
 func NewGRPCServer(s *Server, opts ...grpc.ServerOption) *grpc.Server {
 	g := grpc.NewServer(append(ServerOptions(), opts...)...)
-	discovery.RegisterAggregatedDiscoveryServiceServer(g, s)
+	s.register(g)
 	return g
 }

@@ -42,3 +42,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	return m
 }
+
+// registerWithheld adds what is counted when it is asked for.
+func (s *Server) registerWithheld(reg prometheus.Registerer) {
+	for t := range xds.Type(xds.NumTypes) {
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "fingerpost_ads_withheld_resources", ConstLabels: prometheus.Labels{"type": t.String()},
+			Help: "Resources that are withheld from a client that refused them, summed over clients.",
+		}, func() float64 { return float64(s.withheldTotal(t)) }))
+	}
+}

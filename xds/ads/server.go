@@ -2,6 +2,7 @@ package ads
 
 import (
 	"context"
+	"crypto/sha256"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -18,6 +21,9 @@ import (
 // lies below the 15 s after which gRPC takes an unanswered resource as absent
 // (gRFC A27).
 const DefaultHoldLimit = 10 * time.Second
+
+// DefaultGrace is how long a removal waits for what may still refer to it.
+const DefaultGrace = 5 * time.Second
 
 // Options configure a [Server]. The zero Options work.
 type Options struct {
@@ -37,11 +43,22 @@ type Options struct {
 	// HoldLimit bounds how long a request waits for an answer that the server
 	// withholds. Zero means [DefaultHoldLimit].
 	HoldLimit time.Duration
+	// Grace bounds how long the removal of clusters waits for a client to
+	// accept listeners and routes without them. Zero means [DefaultGrace]. At
+	// most a second of it is spent on requests that a client is expected to
+	// send by itself.
+	Grace time.Duration
+	// Trial is how long resources that a client may have refused wait to be
+	// sent to it again, if nothing else changes. Zero means [DefaultTrial].
+	Trial time.Duration
 	// Logger takes few lines; nil discards them.
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
 	Registerer prometheus.Registerer
 }
+
+// short is how long the server waits for a request that an Envoy sends at once.
+func (o *Options) short() time.Duration { return min(o.Grace, time.Second) }
 
 // Server answers the aggregated discovery service, SotW and delta, from one
 // set of tables. See the package comment for the life of a response. All
@@ -53,21 +70,24 @@ type Server struct {
 	opts    Options
 	log     *slog.Logger
 	metrics *metrics
-	closing chan struct{} // closed when the server stops
 
 	// mu guards the tables and what all streams share. It is taken before a
 	// stream's own lock, and never held while anything is sent or received.
 	mu      sync.RWMutex
 	table   table
 	streams map[*stream]struct{}
+	ids     map[string]int // streams by client id
 	open    bool
 	spread  time.Duration
+	closing chan struct{} // closed to end the streams that have it
 	stopped bool
 	sweepAt int
 
 	// nackMu guards which refusals were logged.
 	nackMu sync.Mutex
-	nacked map[string]struct{}
+	nacked map[[sha256.Size]byte]struct{}
+
+	memory memory // has a lock of its own
 }
 
 // New returns a server with empty tables and a closed gate.
@@ -75,22 +95,33 @@ func New(opts Options) *Server {
 	if opts.HoldLimit <= 0 {
 		opts.HoldLimit = DefaultHoldLimit
 	}
+	if opts.Grace <= 0 {
+		opts.Grace = DefaultGrace
+	}
+	if opts.Trial <= 0 {
+		opts.Trial = DefaultTrial
+	}
 	if opts.Scopes == nil {
 		opts.Scopes = func(*corev3.Node) ([]xds.Scope, error) { return []xds.Scope{xds.Shared}, nil }
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Server{
+	s := &Server{
 		opts:    opts,
 		log:     opts.Logger,
 		metrics: newMetrics(opts.Registerer),
 		closing: make(chan struct{}),
 		table:   newTable(),
 		streams: map[*stream]struct{}{},
+		ids:     map[string]int{},
 		sweepAt: minSweep,
-		nacked:  map[string]struct{}{},
+		nacked:  map[[sha256.Size]byte]struct{}{},
 	}
+	if opts.Registerer != nil {
+		s.registerWithheld(opts.Registerer)
+	}
+	return s
 }
 
 // Publish applies u to the tables and marks what is dirty for each stream. It
@@ -173,14 +204,42 @@ func (s *Server) OpenGate() {
 func (s *Server) Shutdown(ctx context.Context, spread time.Duration) error {
 	s.mu.Lock()
 	if !s.stopped {
-		s.stopped, s.spread = true, spread
-		close(s.closing)
+		s.stopped = true
+		s.disperse(spread)
 	}
+	running := s.running()
+	s.mu.Unlock()
+	return wait(ctx, running)
+}
+
+// Disperse closes the running streams as Shutdown does, and goes on to serve
+// those that begin from now on: the clients are to come back to another agent,
+// which has taken the socket over, or to this one if that agent has died.
+func (s *Server) Disperse(ctx context.Context, spread time.Duration) error {
+	s.mu.Lock()
+	s.disperse(spread)
+	running := s.running()
+	s.mu.Unlock()
+	return wait(ctx, running)
+}
+
+// disperse ends the streams of now within spread. Called with mu held.
+func (s *Server) disperse(spread time.Duration) {
+	s.spread = spread
+	close(s.closing)
+	s.closing = make(chan struct{})
+}
+
+// running are the streams of now. Called with mu held.
+func (s *Server) running() []*stream {
 	running := make([]*stream, 0, len(s.streams))
 	for st := range s.streams {
 		running = append(running, st)
 	}
-	s.mu.Unlock()
+	return running
+}
+
+func wait(ctx context.Context, running []*stream) error {
 	for _, st := range running {
 		select {
 		case <-st.done:
@@ -208,14 +267,35 @@ func (s *Server) begin(st *stream) bool {
 	if s.stopped {
 		return false
 	}
+	st.closing = s.closing
 	s.streams[st] = struct{}{}
 	s.metrics.streams.WithLabelValues(st.kind()).Inc()
 	return true
 }
 
+// enter counts a stream by the id of its client.
+func (s *Server) enter(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ids[id] >= maxPerID {
+		return status.Errorf(codes.ResourceExhausted,
+			"client %q has %d streams already; a client needs one", id, maxPerID)
+	}
+	s.ids[id]++
+	return nil
+}
+
 func (s *Server) end(st *stream) {
+	st.mu.Lock()
+	node := st.node
+	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
+	if id := node.GetId(); node != nil {
+		if s.ids[id]--; s.ids[id] == 0 {
+			delete(s.ids, id)
+		}
+	}
 	s.mu.Unlock()
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
 	close(st.done)
@@ -242,7 +322,7 @@ const maxNacked = 1024
 // refused counts a NACK and logs it once for each distinct message.
 func (s *Server) refused(client string, t xds.Type, n *Nack, resources int) {
 	s.metrics.nacks.WithLabelValues(t.String()).Inc()
-	key := t.String() + "\x00" + client + "\x00" + n.Error
+	key := sha256.Sum256([]byte(t.String() + "\x00" + client + "\x00" + n.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
 	if len(s.nacked) >= maxNacked {

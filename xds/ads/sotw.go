@@ -1,6 +1,7 @@
 package ads
 
 import (
+	"maps"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -12,7 +13,12 @@ import (
 
 // StreamAggregatedResources serves one state-of-the-world stream.
 func (s *Server) StreamAggregatedResources(g discovery.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	st := newStream(s, false)
+	return s.serveSotW(g, aggregated)
+}
+
+// serveSotW serves a state-of-the-world stream of all types, or of one.
+func (s *Server) serveSotW(g sotwStream, only xds.Type) error {
+	st := newStream(s, false, only)
 	return st.run(g.Context(), func() error {
 		req, err := g.Recv()
 		if err != nil {
@@ -30,10 +36,16 @@ func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
 	if err := st.introduce(req.GetNode()); err != nil || !ok {
 		return err
 	}
+	if err := checkNames(t, len(req.GetResourceNames()), maxSotWNames); err != nil {
+		return err
+	}
 	if report := st.applySotW(t, req); report != nil {
 		report()
 	}
-	return nil
+	if len(req.GetResourceNames()) == 0 {
+		return nil
+	}
+	return st.checkAbsent()
 }
 
 // fullSet tells that each response of the type is all that the client has, so
@@ -84,13 +96,16 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 	}
 	subscribed.each(was, func(id uint32) bool {
 		if tb.resolve(t, id, st.scopes, true) != nil {
+			ts.absolve(id)
 			ts.dirty.set(id)
 		}
 		return true
 	})
 	if first {
 		st.resume(t, req.GetVersionInfo())
+		st.recall(t)
 	}
+	ts.dirty.drop(ts.withheld)
 	return report
 }
 
@@ -106,19 +121,24 @@ func (st *stream) resume(t xds.Type, version string) {
 	if !fullSet(t) {
 		return
 	}
+	ts.resumed = true
 	// An equal version proves an equal set only where the set is not of the
 	// client's choosing (xDS protocol, "Resource Type Instance Version").
-	if ts.wildcard && ts.subscribed.empty() && len(ts.missing) == 0 {
+	if ts.wildcard && ts.subscribed.empty() && len(ts.missing) == 0 && len(version) == len(sum{}.String()) {
 		ts.resume = version
 	}
 	ts.answer = true
 }
 
 // lacking tells whether the answers that are withheld could lack something that
-// the client holds: it asks for everything, or for a name that nobody has.
+// the client holds: it asks for everything and does not hold just that, or for a
+// name that nobody has.
 func (st *stream) lacking() bool {
 	for t := range st.types {
 		ts := &st.types[t]
+		if ts.resume != "" && ts.resume == st.version(xds.Type(t)) {
+			continue
+		}
 		lacks := ts.wildcard || len(ts.missing) > 0
 		ts.subscribed.each(nil, func(id uint32) bool {
 			lacks = lacks || st.s.table.resolve(xds.Type(t), id, st.scopes, true) == nil
@@ -129,6 +149,13 @@ func (st *stream) lacking() bool {
 		}
 	}
 	return false
+}
+
+// version is that of everything that the stream may have of a type.
+func (st *stream) version(t xds.Type) string {
+	var version sum
+	st.members(t, func(_ uint32, e *entry) { version = version.plus(e.sum) })
+	return version.String()
 }
 
 // members calls f for each entry that the stream is subscribed to.
@@ -177,6 +204,7 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 			return true
 		})
 	}
+	st.follow(t, ts.carried)
 	if len(bodies) == 0 {
 		return message{}, false
 	}
@@ -200,12 +228,23 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	var version sum
 	var bodies []*anypb.Any
 	var present bitset
+	var flying []sentEntry
 	take := func(id uint32, e *entry) {
 		version = version.plus(e.sum)
 		bodies = append(bodies, e.res.Body)
 		present.set(id)
 	}
-	st.members(t, take)
+	st.members(t, func(id uint32, e *entry) {
+		if ts.withheld.has(id) {
+			if e = ts.instead(id, e); e == nil {
+				return
+			}
+		}
+		if ts.dirty.has(id) {
+			flying = append(flying, sentEntry{id, e})
+		}
+		take(id, e)
+	})
 	for id, e := range ts.retained {
 		take(id, e)
 	}
@@ -222,14 +261,13 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	if len(bodies) == 0 && !ts.wildcard && !removals && !p.complete {
 		return message{}, false // silence is not proof of absence
 	}
-	if t == xds.Cluster {
-		// Only what is new to the client warms: Envoy skips an equal cluster.
-		ts.dirty.keep(present)
-		ts.sent.add(ts.dirty)
-		st.followUp(ts.dirty)
-	}
-	ts.carried = append(ts.carried[:0], present...)
+	ts.dirty.keep(present)
+	// Only what is new to the client warms: Envoy skips an equal cluster.
+	st.follow(t, ts.dirty)
+	ts.carried = append(ts.carried[:0], ts.dirty...)
+	ts.flying = flying
 	ts.held = present
+	maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return !present.has(id) })
 	ts.dirty.reset()
 	if p.removals {
 		ts.gone.reset()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,9 +32,12 @@ type stream struct {
 	// Set at creation, read-only.
 	s         *Server
 	delta     bool
+	only      xds.Type // the type of a stream that carries no other, or aggregated
 	connected time.Time
 	notify    chan struct{} // capacity 1
 	done      chan struct{} // closed when the handler returns
+
+	closing <-chan struct{} // the server's when the stream began; closed to end it
 
 	// mu guards all below. It is taken after the server's lock.
 	mu     sync.Mutex
@@ -41,12 +46,20 @@ type stream struct {
 	began  time.Time // of the first request of a served type
 	nonce  uint64
 	types  [xds.NumTypes]typeState
+
+	sendSince    time.Time // of the response that the transport has not taken; zero: none
+	returned     bool      // delta: the client brought something from an earlier stream
+	removing     time.Time // since when a cluster's removal is due; zero: none is
+	awaited      bitset    // clusters that were sent, and whose CLA was not asked for yet
+	awaitedUntil time.Time // for how long listeners and routes wait for that
+	awaitedLimit time.Time // and at most, whatever clusters are sent meanwhile
 }
 
 // typeState is what a stream knows of one type. The bitsets hold table ids; no
 // id is in both dirty and gone.
 type typeState struct {
 	seen     bool // a request came
+	reading  bool // a request is being applied
 	wildcard bool
 
 	subscribed bitset // by name
@@ -65,13 +78,20 @@ type typeState struct {
 	gated    time.Time         // SotW: since when the type waits for evidence; zero: it does not
 	retained map[uint32]*entry // SotW: clusters that stay in the set until their removal is due
 
-	inFlight     bool   // a response is not acknowledged
-	nonce        string // of the last response
-	carried      bitset // ids in the last response
-	refused      bitset // ids in the response that nack is about
+	inFlight     bool      // a response is not acknowledged
+	sentAt       time.Time // of the last response
+	nonce        string    // of the last response
+	carried      bitset    // ids that the last response newly carried
 	sentVersion  string
 	ackedVersion string
 	nack         *Nack
+
+	refused  bitset            // refused and not accepted since, in whatever content
+	withheld bitset            // of these, what is not sent; never dirty
+	q        *quarantine       // nil before the first refusal
+	resumed  bool              // SotW: the client came with a version
+	previous map[uint32]*entry // SotW full sets: the accepted content of what changed since
+	flying   []sentEntry       // SotW full sets: what the response in flight newly carries
 }
 
 // message is a response on its way to the client.
@@ -82,9 +102,9 @@ type message struct {
 	sotw      *discovery.DiscoveryResponse
 }
 
-func newStream(s *Server, delta bool) *stream {
+func newStream(s *Server, delta bool, only xds.Type) *stream {
 	return &stream{
-		s: s, delta: delta, connected: time.Now(),
+		s: s, delta: delta, only: only, connected: time.Now(),
 		notify: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
@@ -94,6 +114,13 @@ func (st *stream) kind() string {
 		return "delta"
 	}
 	return "sotw"
+}
+
+// sending notes since when a response waits for the client to read.
+func (st *stream) sending(since time.Time) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.sendSince = since
 }
 
 // wake tells the sending goroutine to look. It never blocks.
@@ -123,14 +150,16 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	}()
 	hold := time.NewTimer(time.Hour)
 	defer hold.Stop()
-	closing := st.s.closing
+	closing := st.closing
 	var stop <-chan time.Time
 	for {
-		msgs, until := st.collect()
+		msgs, until, again := st.collect()
 		for i := range msgs {
+			st.sending(time.Now())
 			if err := send(&msgs[i]); err != nil {
 				return err
 			}
+			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
 			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].resources))
 		}
@@ -142,6 +171,9 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 				return st.heldError()
 			}
 			hold.Reset(left)
+		}
+		if !again.IsZero() && (until.IsZero() || again.Before(until)) {
+			hold.Reset(time.Until(again))
 		}
 		select {
 		case <-st.notify:
@@ -162,7 +194,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	}
 }
 
-var errStopping = status.Error(codes.Unavailable, "the agent is stopping; connect again")
+var errStopping = status.Error(codes.Unavailable, "the agent is stopping or has a successor; connect again")
 
 func (st *stream) heldError() error {
 	st.s.mu.RLock()
@@ -188,12 +220,18 @@ func (st *stream) introduce(node *corev3.Node) error {
 	if node == nil {
 		node = &corev3.Node{}
 	}
+	if err := checkNode(node); err != nil {
+		return err
+	}
 	scopes, err := st.s.scopesOf(node)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	if err := st.s.enter(node.GetId()); err != nil {
+		return err
+	}
 	st.mu.Lock()
-	st.node, st.scopes = node, scopes
+	st.node, st.scopes = kept(node), scopes
 	st.mu.Unlock()
 	return nil
 }
@@ -201,6 +239,12 @@ func (st *stream) introduce(node *corev3.Node) error {
 // served returns the type of a request; false for a type that is not served,
 // which is left unanswered.
 func (st *stream) served(url string) (xds.Type, bool, error) {
+	if st.only != aggregated {
+		if url != "" && url != st.only.URL() {
+			return 0, false, status.Errorf(codes.InvalidArgument, "type_url %q on a stream of %s", url, st.only.URL())
+		}
+		return st.only, true, nil
+	}
 	if url == "" {
 		return 0, false, status.Error(codes.InvalidArgument, "type_url is required on an aggregated stream")
 	}
@@ -217,20 +261,18 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 		return nil
 	}
 	ts.inFlight = false
+	if t == xds.Cluster {
+		st.awaitedUntil = earlier(st.awaitedUntil, time.Now().Add(st.s.opts.short()))
+	}
 	if detail == nil {
-		ts.ackedVersion = ts.sentVersion
-		if ts.nack != nil && ts.refused.intersects(ts.carried) {
-			ts.nack, ts.refused = nil, nil
-		}
+		st.accept(t)
 		return nil
 	}
-	n := &Nack{Version: ts.sentVersion, Error: detail.GetMessage(), At: time.Now()}
-	ts.nack = n
-	ts.refused = append(bitset(nil), ts.carried...)
 	resources := 0
-	ts.refused.each(nil, func(uint32) bool { resources++; return true })
-	client := st.node.GetId()
-	return func() { st.s.refused(client, t, n, resources) }
+	ts.carried.each(nil, func(uint32) bool { resources++; return true })
+	st.refuse(t, clip(detail.GetMessage()))
+	n, client := *ts.nack, st.node.GetId()
+	return func() { st.s.refused(client, t, &n, resources) }
 }
 
 // mark notes what changes mean for this stream; true if it should look.
@@ -270,6 +312,12 @@ func (st *stream) markOne(c *change) bool {
 		if rank(st.scopes, e.scope) < at {
 			return false // an earlier scope hides the change
 		}
+		if !st.delta && fullSet(c.t) {
+			ts.remember(c.id, c.old)
+		}
+		if ts.withheld.has(c.id) {
+			ts.absolve(c.id)
+		}
 		delete(ts.retained, c.id)
 		ts.gone.clear(c.id)
 		delete(ts.owed, name)
@@ -284,15 +332,20 @@ func (st *stream) markOne(c *change) bool {
 		return true
 	}
 	ts.dirty.clear(c.id)
+	old := c.old
+	if ts.refused.has(c.id) {
+		old = ts.instead(c.id, old)
+		ts.pardon(c.id)
+	}
 	switch {
 	case ts.held.has(c.id):
 		ts.gone.set(c.id)
-		if !st.delta && c.t == xds.Cluster && c.old != nil {
+		if !st.delta && c.t == xds.Cluster && old != nil {
 			if ts.retained == nil {
 				ts.retained = map[uint32]*entry{}
 			}
 			if ts.retained[c.id] == nil {
-				ts.retained[c.id] = c.old
+				ts.retained[c.id] = old
 			}
 		}
 		return true
@@ -327,10 +380,13 @@ func (st *stream) release(dropped bitset) {
 			}
 			return true
 		})
-		for _, b := range []bitset{ts.subscribed, ts.sent, ts.carried, ts.refused} {
+		for _, b := range []bitset{ts.subscribed, ts.sent, ts.carried, ts.refused, ts.withheld} {
 			b.drop(dropped)
 		}
+		ts.flying = slices.DeleteFunc(ts.flying, func(f sentEntry) bool { return dropped.has(f.id) })
+		maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return dropped.has(id) })
 	}
+	st.awaited.drop(dropped)
 }
 
 func (ts *typeState) owe(name string) {
@@ -348,7 +404,9 @@ func (ts *typeState) miss(name string) {
 }
 
 // busy tells that nothing may be sent for the type now.
-func (ts *typeState) busy() bool { return !ts.seen || ts.inFlight || !ts.gated.IsZero() }
+func (ts *typeState) busy() bool {
+	return !ts.seen || ts.inFlight || ts.reading || !ts.gated.IsZero()
+}
 
 // forget drops what is known of the client's copy of a resource.
 func (ts *typeState) forget(id uint32) {
@@ -356,6 +414,10 @@ func (ts *typeState) forget(id uint32) {
 	ts.gone.clear(id)
 	ts.held.clear(id)
 	delete(ts.retained, id)
+	delete(ts.previous, id)
+	if ts.refused.has(id) {
+		ts.pardon(id)
+	}
 }
 
 // enterWildcard marks all that the stream may see and does not hold.
@@ -377,10 +439,10 @@ func (st *stream) leaveWildcard(t xds.Type) {
 	ts.held.keep(ts.subscribed)
 	ts.dirty.keep(ts.subscribed)
 	ts.gone.keep(ts.subscribed)
-	for id := range ts.retained {
-		if !ts.subscribed.has(id) {
-			delete(ts.retained, id)
-		}
+	ts.refused.keep(ts.subscribed)
+	ts.withheld.keep(ts.subscribed)
+	for _, m := range []map[uint32]*entry{ts.retained, ts.previous} {
+		maps.DeleteFunc(m, func(id uint32, _ *entry) bool { return !ts.subscribed.has(id) })
 	}
 	for name := range ts.brought {
 		if !st.subscribesTo(ts, name) {

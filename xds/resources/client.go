@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
@@ -46,19 +47,19 @@ type Client struct {
 // namespace. It also makes the name safe as a Lua string.
 var namespaceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// podName is what a pod's name is made of, with room for the names of clients
-// that are no pods.
-var podName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._~-]*$`)
-
 // ParseNodeID splits a node id into namespace and pod name, or says which form
 // a node id must have.
 func ParseNodeID(id string) (namespace, pod string, err error) {
 	namespace, pod, ok := strings.Cut(id, "/")
-	if !ok || !namespaceName.MatchString(namespace) || len(pod) > 253 || !podName.MatchString(pod) {
+	if !ok || !namespaceName.MatchString(namespace) || pod == "" || len(pod) > 253 || strings.ContainsFunc(pod, unfit) {
 		return "", "", fmt.Errorf("node id %.300q is not <namespace>/<pod name>; set node.id in the client's bootstrap", id)
 	}
 	return namespace, pod, nil
 }
+
+// unfit characters would make one name look like several, or like something
+// else where it is printed.
+func unfit(r rune) bool { return r == '/' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
 
 // ParseClient reads a node. It returns an error that tells the client's owner
 // what to correct if the node does not say which namespace it belongs to.

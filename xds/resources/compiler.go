@@ -30,6 +30,12 @@ type Options struct {
 	// Locality is even (or empty), zone or node. Only even is built: every
 	// endpoint gets the same share. The others are taken and mean even.
 	Locality string
+	// ExportAll exports every service whose pods say nothing of it to all
+	// namespaces.
+	ExportAll bool
+	// Node is the one node whose pods are asked what they serve; empty if those
+	// of all nodes are.
+	Node string
 	// Report is told of each resource that could not be built and is left
 	// out. It is called with the compiler's lock held and must not call the
 	// compiler. Nil: nobody is told.
@@ -44,12 +50,14 @@ type Directory interface {
 
 // Compiler turns changed owners into changed resources. It is driven from
 // outside: every method returns at once. All methods are safe for concurrent
-// use; the updates of [Compiler.Apply] must be published in the order in which
-// they were made, those of [Compiler.Initial] and [Compiler.Namespace] touch
-// other resources and may be published at any time.
+// use; the updates of [Compiler.Apply] and [Compiler.Namespace] must be
+// published in the order in which they were made, that of [Compiler.Initial]
+// touches other resources and may be published at any time.
 type Compiler struct {
 	report  func(xds.ID, error)
 	initial []*xds.Resource // read-only
+	all     bool            // Options.ExportAll; read-only
+	node    string          // Options.Node; read-only
 
 	// mu guards what follows. Nothing that can block happens under it.
 	mu         sync.RWMutex
@@ -57,6 +65,7 @@ type Compiler struct {
 	services   map[serviceID]*service
 	namespaces map[string]*namespace
 	routes     map[string]*xds.Resource // by the namespace of clients
+	exports    exports
 }
 
 // owner is what was last compiled of an owner.
@@ -79,6 +88,9 @@ func New(o Options) (*Compiler, error) {
 	}
 	c := &Compiler{
 		report:     o.Report,
+		all:        o.ExportAll,
+		node:       o.Node,
+		exports:    newExports(),
 		owners:     map[nodecache.OwnerKey]*owner{},
 		services:   map[serviceID]*service{},
 		namespaces: map[string]*namespace{},
@@ -115,8 +127,8 @@ func (c *Compiler) Initial() xds.Update {
 }
 
 // Namespace returns what a client of the namespace needs whether or not the
-// namespace has owners: its route table. It returns the same update each time;
-// publishing it again changes nothing. Publish it before a client's scopes are
+// namespace has owners: its route table, and at the first call what others
+// export to it. Publishing the table again changes nothing. Publish it before a client's scopes are
 // handed to the server (that is, inside its Scopes function), so that the
 // client never finds the table missing. Tables are made for namespaces that
 // have clients, not for all, and never removed. It returns an error if the
@@ -138,6 +150,9 @@ func (c *Compiler) Namespace(name string) (xds.Update, error) {
 			return xds.Update{}, err
 		}
 		c.routes[name] = r
+		u := xds.Update{Set: []*xds.Resource{r}}
+		c.importAll(name, &u)
+		return u, nil
 	}
 	return xds.Update{Set: []*xds.Resource{r}}, nil
 }
@@ -181,6 +196,7 @@ func sorted[K comparable](set map[K]struct{}, compare func(a, b K) int) []K {
 // and notes what that may have changed.
 func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touched map[serviceID]struct{}, spaces map[string]struct{}) {
 	if old := c.owners[key]; old != nil {
+		c.withdraw(old, touched, spaces)
 		ns := old.view.Workload.Namespace
 		spaces[ns] = struct{}{}
 		c.namespaces[ns].drop(old.view)
@@ -198,11 +214,7 @@ func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touche
 	c.owners[key] = o
 	ns := view.Workload.Namespace
 	spaces[ns] = struct{}{}
-	space := c.namespaces[ns]
-	if space == nil {
-		space = newNamespace()
-		c.namespaces[ns] = space
-	}
+	space := c.space(ns)
 	space.add(view)
 	for _, name := range o.services {
 		id := serviceID{ns, name}
@@ -215,15 +227,26 @@ func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touche
 		}
 		s.owners[key] = view
 	}
+	c.offer(o, touched, spaces)
+}
+
+// space needs mu. It returns the namespace, made if it is not there.
+func (c *Compiler) space(name string) *namespace {
+	ns := c.namespaces[name]
+	if ns == nil {
+		ns = newNamespace(c.node)
+		c.namespaces[name] = ns
+	}
+	return ns
 }
 
 // compile needs mu. It writes what changed of one service.
 func (c *Compiler) compile(id serviceID, u *xds.Update) {
-	s := c.services[id]
-	if s == nil {
-		return
-	}
-	if len(s.owners) == 0 {
+	s, from := c.services[id], c.from(id)
+	if len(from) == 0 {
+		if s == nil {
+			return
+		}
 		delete(c.services, id)
 		delete(c.namespaces[id.namespace].services, id.name)
 		for _, r := range []*xds.Resource{s.api, s.cluster, s.cla} {
@@ -233,6 +256,12 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 		}
 		return
 	}
+	if s == nil {
+		s = &service{owners: map[nodecache.OwnerKey]*nodecache.Owner{}}
+		c.services[id] = s
+		c.space(id.namespace).services[id.name] = s
+	}
+	s.from = from
 	name, scope := clusterName(id.namespace, id.name), xds.NamespaceScope(id.namespace)
 	if s.cluster == nil {
 		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, nil, u)
@@ -241,7 +270,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 				func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
 		}
 	}
-	provider, _ := s.split()
+	provider, _ := s.split(id.name)
 	s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope},
 		func() proto.Message { return assignment(name, endpoints(id.name, provider)) }, s.cla, u)
 }

@@ -142,11 +142,13 @@ func TestEvidenceFollowsTheWorstOwnerWithPods(t *testing.T) {
 	p := pod("10.0.0.1", nodecache.Serving)
 	hung := owner("b", "b", nodecache.Failed, p)
 	hung.Hung = true
+	drains := owner("b", "b", nodecache.Unknown, pod("10.0.0.2", nodecache.Draining))
 	for i, step := range []struct {
 		o    *nodecache.Owner
 		want xds.Evidence
 	}{
 		{hung, xds.Pending},
+		{drains, xds.Failed},
 		{owner("b", "b", nodecache.Failed, p), xds.Failed},
 		{owner("a", "a", nodecache.Unknown, p), xds.Pending},
 		{owner("b", "b", nodecache.Failed, p), xds.Pending},

@@ -10,6 +10,9 @@
 //	namespace   ──▶ Route     egress           scope ns/…   the namespace alone
 //	options     ──▶ Listener  egress, egress6; Cluster fingerpost-tracing
 //
+// A name that a namespace lacks, and that another exports to it, is compiled for
+// it from the other's owners.
+//
 // A pod that comes or goes changes a CLA and no other byte: Envoy builds a
 // cluster anew, with new connections, for every changed Cluster, and drains a
 // listener for every changed Listener. The route table computes the name of

@@ -9,7 +9,8 @@ import (
 
 // namespace is what is known of the owners of one Kubernetes namespace.
 type namespace struct {
-	owners   int // that have a view
+	node     string // the one whose pods may be asked; empty: all
+	owners   int    // that have a view
 	services map[string]*service
 	// unsettled holds the owners of which it is open what they serve.
 	unsettled map[nodecache.OwnerKey]*nodecache.Owner
@@ -18,8 +19,9 @@ type namespace struct {
 	changed   chan struct{} // closed at the next change; nil while nobody waits
 }
 
-func newNamespace() *namespace {
+func newNamespace(node string) *namespace {
 	return &namespace{
+		node:      node,
 		services:  map[string]*service{},
 		unsettled: map[nodecache.OwnerKey]*nodecache.Owner{},
 	}
@@ -28,12 +30,15 @@ func newNamespace() *namespace {
 // doubt says what the absence of a name from one owner is worth. An owner
 // whose info is at hand is no reason for doubt, whatever became of a later
 // attempt; nor is one without pods, which could serve nothing. One that hangs
-// has not been asked to the end.
-func doubt(o *nodecache.Owner) xds.Evidence {
+// has not been asked to the end. One that nobody may ask, by the node whose pods
+// alone may be, must not keep clients waiting for an answer that does not come.
+func doubt(o *nodecache.Owner, node string) xds.Evidence {
 	switch {
 	case len(o.Pods) == 0 || o.Info != nil || o.Knowledge.Settled():
 		return xds.Complete
 	case o.Knowledge == nodecache.Failed && !o.Hung:
+		return xds.Failed
+	case o.Knowledge == nodecache.Unknown && o.WhyNotAsked(node) != "":
 		return xds.Failed
 	default:
 		return xds.Pending
@@ -43,7 +48,7 @@ func doubt(o *nodecache.Owner) xds.Evidence {
 // add and drop need the compiler's mu.
 func (ns *namespace) add(o *nodecache.Owner) {
 	ns.owners++
-	if e := doubt(o); e != xds.Complete {
+	if e := doubt(o, ns.node); e != xds.Complete {
 		ns.unsettled[o.Key] = o
 		ns.doubts[e]++
 	}
@@ -51,7 +56,7 @@ func (ns *namespace) add(o *nodecache.Owner) {
 
 func (ns *namespace) drop(o *nodecache.Owner) {
 	ns.owners--
-	if e := doubt(o); e != xds.Complete {
+	if e := doubt(o, ns.node); e != xds.Complete {
 		delete(ns.unsettled, o.Key)
 		ns.doubts[e]--
 	}
@@ -64,9 +69,13 @@ func (c *Compiler) settle(name string, u *xds.Update) {
 	if ns == nil {
 		return
 	}
+	doubts := ns.doubts
+	for _, o := range c.foreignSuspects(name) {
+		doubts[doubt(o, c.node)]++
+	}
 	worst := xds.Complete
 	for _, e := range [...]xds.Evidence{xds.Failed, xds.Pending} {
-		if ns.doubts[e] > 0 {
+		if doubts[e] > 0 {
 			worst = e
 		}
 	}
@@ -81,7 +90,7 @@ func (c *Compiler) settle(name string, u *xds.Update) {
 		close(ns.changed)
 		ns.changed = nil
 	}
-	if ns.owners == 0 {
+	if ns.owners == 0 && c.routes[name] == nil {
 		delete(c.namespaces, name)
 	}
 }
@@ -109,12 +118,12 @@ func (c *Compiler) Lookup(name, service string) Answer {
 	if _, ok := ns.services[service]; ok {
 		return Answer{Served: true}
 	}
-	if len(ns.unsettled) == 0 {
-		return Answer{}
-	}
-	a := Answer{Suspects: make([]*nodecache.Owner, 0, len(ns.unsettled))}
+	a := Answer{Suspects: c.foreignSuspects(name)}
 	for _, o := range ns.unsettled {
 		a.Suspects = append(a.Suspects, o)
+	}
+	if len(a.Suspects) == 0 {
+		return Answer{}
 	}
 	slices.SortFunc(a.Suspects, compareOwners)
 	if ns.changed == nil {

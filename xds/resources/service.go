@@ -2,9 +2,11 @@ package resources
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
+	"time"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -27,7 +29,10 @@ func unservable(name string) bool {
 
 // service is a name that some owner serves, or served while it had pods.
 type service struct {
-	owners map[nodecache.OwnerKey]*nodecache.Owner
+	owners map[nodecache.OwnerKey]*nodecache.Owner // of its own namespace
+	// from is what it was compiled from: owners, or where there are none those
+	// that export it.
+	from map[nodecache.OwnerKey]*nodecache.Owner
 	// What is published, nil where nothing is.
 	cluster, cla, api *xds.Resource
 }
@@ -43,23 +48,105 @@ func (e endpoint) serving() bool { return e.pod.State == nodecache.Serving }
 func anyServing(es []endpoint) bool { return slices.ContainsFunc(es, endpoint.serving) }
 
 // split returns the owners of the provider and those of the other workloads,
-// both sorted by workload and key. The provider is the lowest workload that
-// implements the name. One whose pods have gone counts as long as its services
-// are remembered: else a rollout that stops the old pods first would hand its
-// calls to a workload that merely serves the same name.
-func (s *service) split() (provider, claimants []*nodecache.Owner) {
-	all := make([]*nodecache.Owner, 0, len(s.owners))
-	for _, o := range s.owners {
-		all = append(all, o)
+// the provider's first workload first, each sorted by workload and key. The
+// provider is the first workload by the order of [claim.compare], with those
+// that stand behind one of its Services. One whose pods have gone counts as
+// long as its services are remembered: else a rollout that stops the old pods
+// first would hand its calls to a workload that merely serves the same name.
+func (s *service) split(name string) (provider, claimants []*nodecache.Owner) {
+	claims := s.claims(name)
+	for _, c := range claims {
+		if c.related(claims[0]) {
+			provider = append(provider, c.owners...)
+		} else {
+			claimants = append(claimants, c.owners...)
+		}
 	}
-	slices.SortFunc(all, func(a, b *nodecache.Owner) int {
-		return cmp.Or(a.Workload.Compare(b.Workload), compareKeys(a.Key, b.Key))
+	return provider, claimants
+}
+
+// claim is one workload that implements a service.
+type claim struct {
+	owners []*nodecache.Owner // sorted by key
+	// fronts are the Services that lead to a port on which it answers; where
+	// none does, all that it stands behind. The oldest is the first.
+	fronts []*nodecache.Front
+}
+
+// claims returns the workloads that implement the name, the provider's first.
+func (s *service) claims(name string) []*claim {
+	by := map[nodecache.Workload]*claim{}
+	var claims []*claim
+	for _, o := range s.from {
+		c := by[o.Workload]
+		if c == nil {
+			c = &claim{}
+			by[o.Workload] = c
+			claims = append(claims, c)
+		}
+		c.owners = append(c.owners, o)
+	}
+	for _, c := range claims {
+		slices.SortFunc(c.owners, func(a, b *nodecache.Owner) int { return compareKeys(a.Key, b.Key) })
+		c.fronts = frontsOf(name, c.owners)
+	}
+	slices.SortFunc(claims, (*claim).compare)
+	return claims
+}
+
+func frontsOf(name string, owners []*nodecache.Owner) []*nodecache.Front {
+	var leading, all []*nodecache.Front
+	for _, o := range owners {
+		ports := o.Ports(name)
+		for _, st := range o.Behind {
+			all = append(all, st.Front)
+			if slices.ContainsFunc(ports, st.Leads) {
+				leading = append(leading, st.Front)
+			}
+		}
+	}
+	if len(leading) == 0 {
+		leading = all
+	}
+	slices.SortFunc(leading, (*nodecache.Front).Compare)
+	return slices.CompactFunc(leading, func(a, b *nodecache.Front) bool { return a.Key() == b.Key() })
+}
+
+// compare orders workloads by their oldest Service; those without one come
+// last, by themselves. Neither a rollout nor a restart changes it.
+func (c *claim) compare(d *claim) int {
+	switch {
+	case len(c.fronts) > 0 && len(d.fronts) > 0:
+		if n := c.fronts[0].Compare(d.fronts[0]); n != 0 {
+			return n
+		}
+	case len(c.fronts) > 0:
+		return -1
+	case len(d.fronts) > 0:
+		return 1
+	}
+	return c.owners[0].Workload.Compare(d.owners[0].Workload)
+}
+
+// related tells whether the workloads are one, or stand behind a common
+// Service.
+func (c *claim) related(d *claim) bool {
+	return c == d || slices.ContainsFunc(c.fronts, func(f *nodecache.Front) bool {
+		return slices.ContainsFunc(d.fronts, func(g *nodecache.Front) bool { return f.Key() == g.Key() })
 	})
-	n := slices.IndexFunc(all, func(o *nodecache.Owner) bool { return o.Workload != all[0].Workload })
-	if n < 0 {
-		n = len(all)
+}
+
+// String names the workload, and the Service by which it has its place.
+func (c *claim) String() string {
+	name := c.owners[0].Workload.String()
+	if len(c.fronts) == 0 {
+		return name + ", without a Service"
 	}
-	return all[:n:n], all[n:]
+	f := c.fronts[0]
+	if f.Created.IsZero() {
+		return fmt.Sprintf("%s, behind Service %s", name, f.Name)
+	}
+	return fmt.Sprintf("%s, behind Service %s of %s", name, f.Name, f.Created.UTC().Format(time.RFC3339))
 }
 
 func compareKeys(a, b nodecache.OwnerKey) int {

@@ -17,6 +17,12 @@ type ServiceView struct {
 	// the same name and get no calls by it.
 	Claimants []string       `json:"claimants"`
 	Endpoints []EndpointView `json:"endpoints"`
+	// Order names the workloads that implement the service in the order in
+	// which one of them is the provider, with what gives each its place.
+	Order []string `json:"-"`
+	// Exported names the namespaces of clients that reach the service here,
+	// since they have none of their own. Sorted.
+	Exported []string `json:"-"`
 }
 
 // EndpointView is one endpoint of a [ServiceView].
@@ -38,7 +44,9 @@ func (c *Compiler) Services() []ServiceView {
 	defer c.mu.RUnlock()
 	views := make([]ServiceView, 0, len(c.services))
 	for id, s := range c.services {
-		views = append(views, s.view(id))
+		if len(s.owners) > 0 {
+			views = append(views, c.exported(id, s))
+		}
 	}
 	slices.SortFunc(views, func(a, b ServiceView) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -47,17 +55,36 @@ func (c *Compiler) Services() []ServiceView {
 }
 
 func (s *service) view(id serviceID) ServiceView {
-	provider, claimants := s.split()
+	provider, claimants := s.split(id.name)
 	v := ServiceView{
 		Name: id.name, Namespace: id.namespace,
 		Owners: keysOf(speaking(provider)), Claimants: keysOf(withPods(claimants)),
 		Endpoints: []EndpointView{},
+	}
+	for _, c := range s.claims(id.name) {
+		v.Order = append(v.Order, c.String())
 	}
 	for _, e := range endpoints(id.name, provider) {
 		v.Endpoints = append(v.Endpoints, EndpointView{
 			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.pod.State.String(),
 		})
 	}
+	return v
+}
+
+// exported needs mu, for reading at least.
+func (c *Compiler) exported(id serviceID, s *service) ServiceView {
+	v := s.view(id)
+	for ns := range c.routes {
+		o := c.services[serviceID{ns, id.name}]
+		if o == nil || len(o.owners) > 0 {
+			continue
+		}
+		if provider, _ := o.split(id.name); provider[0].Workload.Namespace == id.namespace {
+			v.Exported = append(v.Exported, ns)
+		}
+	}
+	slices.Sort(v.Exported)
 	return v
 }
 
@@ -94,6 +121,6 @@ func (c *Compiler) Providers(namespace, service string) []*nodecache.Owner {
 	if s == nil {
 		return nil
 	}
-	provider, _ := s.split()
+	provider, _ := s.split(service)
 	return speaking(provider)
 }

@@ -56,7 +56,12 @@ func (w *world) remove(key nodecache.OwnerKey) xds.Update {
 
 func (w *world) apply(keys ...nodecache.OwnerKey) xds.Update {
 	w.t.Helper()
-	u := w.c.Apply(w.views, keys)
+	return w.take(w.c.Apply(w.views, keys))
+}
+
+// take publishes an update.
+func (w *world) take(u xds.Update) xds.Update {
+	w.t.Helper()
 	for _, r := range u.Set {
 		if old := w.published[r.ID]; old != nil && old.Version == r.Version {
 			w.t.Errorf("%v is set again though nothing changed", r.ID)
@@ -148,5 +153,6 @@ func pod(addr string, state nodecache.PodState) *nodecache.Pod {
 	return &nodecache.Pod{
 		UID: "uid-" + addr, Namespace: "prod", Name: "pod-" + addr, Node: "n1",
 		State: state, Addr: netip.MustParseAddr(addr), Created: time.Unix(1700000000, 0),
+		Hints: []nodecache.Hint{{Port: 50051, Why: "port name"}},
 	}
 }

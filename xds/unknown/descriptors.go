@@ -77,8 +77,8 @@ func (d *descriptors) search(services []string, find func(*fileSet) string) [][]
 			if o.Info == nil {
 				continue
 			}
-			for i := range o.Info.Ports {
-				fs := d.parse(&o.Info.Ports[i])
+			for p := range o.Info.All() {
+				fs := d.parse(p)
 				if seen[fs] {
 					continue
 				}

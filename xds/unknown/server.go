@@ -114,6 +114,10 @@ func (s *Server) Serve(l net.Listener) error { return s.grpc.Serve(l) }
 // Stop ends all calls, with UNAVAILABLE, and every Serve.
 func (s *Server) Stop() { s.grpc.Stop() }
 
+// Drain lets running calls end, asks clients to connect anew and takes no more.
+// It returns when no connection is left; Stop ends it.
+func (s *Server) Drain() { s.grpc.GracefulStop() }
+
 // method is what the route table takes for the path of a gRPC call.
 var method = regexp.MustCompile(`^/([A-Za-z_][A-Za-z0-9_.]*)/([A-Za-z_][A-Za-z0-9_]*)$`)
 
@@ -202,11 +206,20 @@ func (s *Server) wait(ctx context.Context, namespace, service string, answer res
 func pending(a resources.Answer) []nodecache.OwnerKey {
 	var keys []nodecache.OwnerKey
 	for _, o := range a.Suspects {
-		if o.Knowledge != nodecache.Failed {
+		if o.Knowledge != nodecache.Failed && unasked(o) == "" {
 			keys = append(keys, o.Key)
 		}
 	}
 	return keys
+}
+
+// unasked says why an owner that nobody has asked will not be asked soon, empty
+// if it will.
+func unasked(o *nodecache.Owner) string {
+	if o.Knowledge != nodecache.Unknown || len(o.Pods) == 0 {
+		return ""
+	}
+	return o.WhyNotAsked("")
 }
 
 // describe names the owner that most likely decides, and how many more there
@@ -229,6 +242,9 @@ func describe(suspects []*nodecache.Owner) string {
 		text = o.Name + " is being asked what it serves"
 	default:
 		text = o.Name + " has not been asked yet what it serves"
+		if why := unasked(o); why != "" {
+			text = o.Name + " cannot be asked what it serves: " + why
+		}
 	}
 	if n := len(suspects) - 1; n > 0 {
 		text += fmt.Sprintf(" (and %d more owners)", n)

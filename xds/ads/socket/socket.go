@@ -12,6 +12,7 @@ package socket
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -40,6 +41,12 @@ type Options struct {
 	// Mode is the permission of the socket. Zero means 0666: whoever sees the
 	// directory may connect.
 	Mode fs.FileMode
+	// Replace takes the name over though somebody may listen there: the one
+	// who does has given the lock for that, or is the caller itself.
+	Replace bool
+	// Own means that only this program connects, by [Dial]: the length of the
+	// path is not bounded by [MaxPath] then, only that of its last element.
+	Own bool
 }
 
 // HeldError indicates that another agent serves the socket.
@@ -48,12 +55,15 @@ type HeldError struct {
 	PID  int // 0 if it cannot be seen
 }
 
-func (e *HeldError) Error() string {
+func (e *HeldError) Error() string { return e.Serves() + "; stop it first" }
+
+// Serves says who serves the socket, without what to do.
+func (e *HeldError) Serves() string {
 	who := "pid unknown"
 	if e.PID != 0 {
 		who = "pid " + strconv.Itoa(e.PID)
 	}
-	return fmt.Sprintf("%s is served by another agent (%s); stop it first", e.Path, who)
+	return fmt.Sprintf("%s is served by another agent (%s)", e.Path, who)
 }
 
 // Socket is a listening socket under its name. It is safe for concurrent use.
@@ -64,9 +74,12 @@ type Socket struct {
 	path     string
 	dev, ino uint64
 
-	// mu guards the lock file and whether the socket was closed.
+	lockPath string // empty: none
+
+	// mu guards all below.
 	mu     sync.Mutex
-	lock   *os.File // nil: none, or released
+	lock   *os.File // nil: none, or given away
+	given  bool     // the name may be a successor's
 	closed bool
 }
 
@@ -75,7 +88,7 @@ type Socket struct {
 // socket. Nothing but a socket that nobody listens on is ever replaced.
 // Directories are created with mode 0755.
 func Listen(o Options) (_ *Socket, err error) {
-	if n := len(o.Path); n > MaxPath {
+	if n := len(o.Path); n > MaxPath && !o.Own {
 		return nil, fmt.Errorf("socket path %q has %d bytes, a unix socket can have %d; choose a shorter one", o.Path, n, MaxPath)
 	}
 	if o.Path == "" {
@@ -87,7 +100,7 @@ func Listen(o Options) (_ *Socket, err error) {
 	if err := makeDir(filepath.Dir(o.Path)); err != nil {
 		return nil, fmt.Errorf("socket %s: %w", o.Path, err)
 	}
-	s := &Socket{path: o.Path}
+	s := &Socket{path: o.Path, lockPath: o.Lock}
 	if o.Lock != "" {
 		if s.lock, err = lock(o.Lock, o.Path); err != nil {
 			return nil, err
@@ -98,7 +111,7 @@ func Listen(o Options) (_ *Socket, err error) {
 			_ = s.lock.Close()
 		}
 	}()
-	if err := vacant(o.Path); err != nil {
+	if err := vacant(o.Path, o.Replace); err != nil {
 		return nil, err
 	}
 	if s.UnixListener, err = bind(o.Path, o.Mode); err != nil {
@@ -114,18 +127,33 @@ func Listen(o Options) (_ *Socket, err error) {
 // Path is the name of the socket.
 func (s *Socket) Path() string { return s.path }
 
-// Ours tells whether the name still leads to this socket; it does not once
-// another agent took the name over or somebody removed it.
+// Ours tells whether the name still leads to this socket; it does not once the
+// socket was closed, another agent took the name over or somebody removed it.
 func (s *Socket) Ours() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.closed && s.leadsHere()
+}
+
+func (s *Socket) leadsHere() bool {
 	dev, ino, err := inode(s.path)
 	return err == nil && dev == s.dev && ino == s.ino
 }
 
-// Unlock gives the lock to whoever wants it while the socket goes on to serve.
+// Given tells whether the socket was given away by Unlock and not locked since.
+func (s *Socket) Given() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.given
+}
+
+// Unlock gives name and lock to whoever wants them while the socket goes on to
+// serve. From then on Close leaves the name alone: it may be the successor's.
 // A second call does nothing.
 func (s *Socket) Unlock() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.given = true
 	return s.unlock()
 }
 
@@ -138,6 +166,47 @@ func (s *Socket) unlock() error {
 	return err
 }
 
+// Relock takes back what Unlock gave, if nobody took it. It returns a
+// [*HeldError] if another agent has the lock or the name leads elsewhere.
+func (s *Socket) Relock() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.given || s.closed {
+		return nil
+	}
+	var f *os.File
+	if s.lockPath != "" {
+		var err error
+		if f, err = lock(s.lockPath, s.path); err != nil {
+			return err
+		}
+	}
+	if !s.leadsHere() {
+		if f != nil {
+			_ = f.Close()
+		}
+		return &HeldError{Path: s.path}
+	}
+	s.lock, s.given = f, false
+	return nil
+}
+
+// Waiting tells whether a connection waits to be accepted. Once the name leads
+// elsewhere none is added, and after false none is lost by Close.
+func (s *Socket) Waiting() bool {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	if err := raw.Control(func(fd uintptr) {
+		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	}); err != nil {
+		return false
+	}
+	return n > 0
+}
+
 // Close stops listening, removes the name if it still is this socket's, and
 // gives the lock back. Further calls do nothing.
 func (s *Socket) Close() error {
@@ -147,7 +216,7 @@ func (s *Socket) Close() error {
 		return nil
 	}
 	s.closed = true
-	if s.Ours() {
+	if !s.given && s.leadsHere() {
 		_ = os.Remove(s.path)
 	}
 	return errors.Join(s.UnixListener.Close(), s.unlock())
@@ -200,8 +269,9 @@ func pidIn(f *os.File) int {
 	return pid
 }
 
-// vacant checks that the name is free: absent, or a socket nobody answers at.
-func vacant(path string) error {
+// vacant checks that the name is free: absent, or a socket nobody answers at,
+// or any socket if it is to be replaced.
+func vacant(path string, replace bool) error {
 	fi, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -212,14 +282,19 @@ func vacant(path string) error {
 	if fi.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("socket path %s is %s; remove it or choose another path", path, kind(fi.Mode()))
 	}
-	c, err := net.DialTimeout("unix", path, time.Second)
+	if replace {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	c, err := Dial(ctx, path)
 	switch {
 	case err == nil:
 		defer func() { _ = c.Close() }()
-		return &HeldError{Path: path, PID: peer(c.(*net.UnixConn))}
+		return &HeldError{Path: path, PID: peer(c)}
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
 		return nil
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return &HeldError{Path: path} // its backlog is full: somebody listens
 	}
 	return fmt.Errorf("whether socket %s is in use: %w", path, err)
@@ -251,20 +326,11 @@ func bind(path string, mode fs.FileMode) (_ *net.UnixListener, err error) {
 			return nil, fmt.Errorf("stale socket: %w", err)
 		}
 	}
-	address := temp
-	if len(temp) > MaxPath {
-		// The name beside a name of full length is too long to bind; by the
-		// directory's descriptor it is not.
-		dir, err := os.Open(filepath.Dir(path))
-		if err != nil {
-			return nil, fmt.Errorf("socket directory: %w", err)
-		}
-		defer func() { _ = dir.Close() }()
-		address = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(temp))
-		if len(address) > MaxPath {
-			return nil, fmt.Errorf("socket name %q is too long by %d bytes; choose a shorter one", filepath.Base(path), len(address)-MaxPath)
-		}
+	address, release, err := short(temp)
+	if err != nil {
+		return nil, err
 	}
+	defer release()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: address, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
@@ -279,6 +345,39 @@ func bind(path string, mode fs.FileMode) (_ *net.UnixListener, err error) {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	return l, nil
+}
+
+// Dial connects to the socket at path, whose length may exceed [MaxPath] as
+// long as its last element does not. The error is one of a net.Dialer.
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	address, release, err := short(path)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", address)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
+
+// short returns an address of path that fits into sun_path, by the directory's
+// descriptor if need be, which release closes.
+func short(path string) (address string, release func(), err error) {
+	if len(path) <= MaxPath {
+		return path, func() {}, nil
+	}
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return "", nil, fmt.Errorf("socket directory: %w", err)
+	}
+	address = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path))
+	if len(address) > MaxPath {
+		_ = dir.Close()
+		return "", nil, fmt.Errorf("socket name %q is too long by %d bytes; choose a shorter one", filepath.Base(path), len(address)-MaxPath)
+	}
+	return address, func() { _ = dir.Close() }, nil
 }
 
 func inode(path string) (dev, ino uint64, err error) {

@@ -1,0 +1,222 @@
+package kube
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"unique"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// front is what is kept of a Service. It is immutable.
+type front struct {
+	*nodecache.Front
+}
+
+func (f *front) key() name   { return name{f.Namespace, f.Name} }
+func (f *front) uid() string { return f.UID }
+
+// GetObjectMeta lets client-go key a Service.
+func (f *front) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: f.Namespace, Name: f.Name}
+}
+
+// slice is what is kept of an EndpointSlice. It is immutable.
+type slice struct {
+	*nodecache.Slice
+}
+
+func (s *slice) key() name   { return name{s.Namespace, s.Name} }
+func (s *slice) uid() string { return s.UID }
+
+// GetObjectMeta lets client-go key a slice.
+func (s *slice) GetObjectMeta() metav1.Object {
+	return &metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name}
+}
+
+// ConvertService makes the record of a Service. Nothing in it refers to the
+// Service. Of its ports those of TCP are kept: gRPC needs it.
+func ConvertService(s *corev1.Service) *nodecache.Front {
+	f := &nodecache.Front{
+		UID:       strings.Clone(string(s.UID)),
+		Namespace: shared(s.Namespace),
+		Name:      strings.Clone(s.Name),
+		Type:      shared(string(s.Spec.Type)),
+		Selects:   len(s.Spec.Selector) > 0,
+		NotReady:  s.Spec.PublishNotReadyAddresses,
+		External:  strings.Clone(s.Spec.ExternalName),
+		Created:   s.CreationTimestamp.UTC(),
+	}
+	if f.Type == "" {
+		f.Type = string(corev1.ServiceTypeClusterIP)
+	}
+	ips := s.Spec.ClusterIPs
+	if len(ips) == 0 && s.Spec.ClusterIP != "" {
+		ips = []string{s.Spec.ClusterIP}
+	}
+	for _, ip := range ips {
+		if ip == corev1.ClusterIPNone {
+			f.Headless = true
+		} else if a, ok := parseAddr(ip); ok {
+			f.ClusterIPs = append(f.ClusterIPs, a)
+		}
+	}
+	for i := range s.Spec.Ports {
+		p := &s.Spec.Ports[i]
+		if p.Protocol != "" && p.Protocol != corev1.ProtocolTCP || p.Port < 1 || p.Port > 65535 {
+			continue
+		}
+		f.Ports = append(f.Ports, nodecache.FrontPort{Name: shared(p.Name), AppProtocol: shared(value(p.AppProtocol)), Port: uint16(p.Port)})
+	}
+	return f
+}
+
+// ConvertSlice makes the record of an EndpointSlice. Nothing in it refers to
+// the slice. A condition that is missing means what KEP-752 and KEP-1672 say.
+func ConvertSlice(s *discoveryv1.EndpointSlice) *nodecache.Slice {
+	r := &nodecache.Slice{
+		UID:       strings.Clone(string(s.UID)),
+		Namespace: shared(s.Namespace),
+		Name:      strings.Clone(s.Name),
+		Service:   shared(s.Labels[discoveryv1.LabelServiceName]),
+		AnyPort:   len(s.Ports) == 0,
+	}
+	for _, p := range s.Ports {
+		switch {
+		case p.Protocol != nil && *p.Protocol != "" && *p.Protocol != corev1.ProtocolTCP:
+		case p.Port == nil:
+			r.AnyPort = true
+		case *p.Port >= 1 && *p.Port <= 65535:
+			r.Ports = append(r.Ports, nodecache.SlicePort{
+				Name: shared(value(p.Name)), AppProtocol: shared(value(p.AppProtocol)), Port: uint16(*p.Port),
+			})
+		}
+	}
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
+		out := nodecache.Endpoint{
+			Ready: ready, Serving: ready,
+			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+		}
+		if e.Conditions.Serving != nil {
+			out.Serving = *e.Conditions.Serving
+		}
+		if ref := e.TargetRef; ref != nil && ref.UID != "" && (ref.Kind == "" || ref.Kind == "Pod") {
+			out.Pod = strings.Clone(string(ref.UID))
+		} else if out.Addrs = addrs(e.Addresses); len(out.Addrs) == 0 {
+			continue // names
+		}
+		r.Endpoints = append(r.Endpoints, out)
+	}
+	r.Endpoints = slices.Clip(r.Endpoints)
+	return r
+}
+
+func addrs(texts []string) []netip.Addr {
+	var as []netip.Addr
+	for _, text := range texts {
+		if a, ok := parseAddr(text); ok {
+			as = append(as, a)
+		}
+	}
+	return as
+}
+
+func value(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// shared is a copy of s that is one for all equal ones, as long as another
+// handle refers to it.
+func shared(s string) string { return unique.Make(s).Value() }
+
+// UpsertService makes the directory hold the Service.
+func (s *Store) UpsertService(f *nodecache.Front) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.dir.UpsertFront(f)
+	s.republish(f.Namespace)
+}
+
+// RemoveService forgets the Service of the name, if its UID is one of uids;
+// with no uids, whatever its UID.
+func (s *Store) RemoveService(namespace, service string, uids ...string) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.dir.RemoveFront(nodecache.Name{Namespace: namespace, Name: service}, uids...)
+	s.republish(namespace)
+}
+
+// UpsertSlice makes the directory hold the slice.
+func (s *Store) UpsertSlice(r *nodecache.Slice) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.dir.UpsertSlice(r)
+	s.republish(r.Namespace)
+}
+
+// RemoveSlice forgets the slice of the name, if its UID is one of uids; with no
+// uids, whatever its UID.
+func (s *Store) RemoveSlice(namespace, slice string, uids ...string) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.dir.RemoveSlice(nodecache.Name{Namespace: namespace, Name: slice}, uids...)
+	s.republish(namespace)
+}
+
+// published needs writing. It returns the record as it is behind the Services
+// of the moment: one that is not Ready serves where all of them publish it.
+func (s *Store) published(r *Record) *Record {
+	if !r.Unready && (r.State != nodecache.Absent || r.Reason != ReasonNotReady) {
+		delete(s.unready, r.UID)
+		return r
+	}
+	s.unready[r.UID] = r.key()
+	yes := s.dir.Published(r.UID)
+	if yes == r.Unready {
+		return r
+	}
+	pod, record := *r.Pod, *r
+	pod.Unready, pod.State, pod.Reason = yes, nodecache.Absent, ReasonNotReady
+	if yes {
+		pod.State, pod.Reason = nodecache.Serving, ""
+	}
+	record.Pod = &pod
+	return &record
+}
+
+// republish needs writing. It goes over the pods of the namespace that are not
+// Ready: mostly there are few.
+func (s *Store) republish(namespace string) {
+	for uid, key := range s.unready {
+		if key.namespace != namespace {
+			continue
+		}
+		s.mu.RLock()
+		r := s.pods[key]
+		s.mu.RUnlock()
+		if r != nil && r.UID == uid && s.dir.Published(uid) != r.Unready {
+			s.upsert(r)
+		}
+	}
+}
+
+func (s *Store) serviceNames() []name { return plain(s.dir.FrontNames()) }
+func (s *Store) sliceNames() []name   { return plain(s.dir.SliceNames()) }
+
+func plain(names []nodecache.Name) []name {
+	out := make([]name, len(names))
+	for i, n := range names {
+		out[i] = name{n.Namespace, n.Name}
+	}
+	return out
+}

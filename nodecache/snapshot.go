@@ -1,0 +1,93 @@
+package nodecache
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// SavedInfo is what is worth keeping of an owner over a restart: what was
+// learned of it, never what its pods declare, which they say again.
+type SavedInfo struct {
+	Key      OwnerKey
+	Name     string // display name, as ReplicaSet/a-5d9
+	Workload Workload
+	Info     *Info
+	// Export is the last pod's, for an owner without pods.
+	Export string
+	// Until is when the info ends, for an owner without pods; zero for one
+	// that has pods.
+	Until time.Time
+}
+
+// Snapshot returns what was learned of every owner, in no order. It goes over
+// the owners in portions so that no writer waits for it; what changes meanwhile
+// may be missed.
+func (d *Directory) Snapshot() []SavedInfo {
+	d.mu.RLock()
+	keys := slices.AppendSeq(make([]OwnerKey, 0, len(d.infos)), maps.Keys(d.infos))
+	d.mu.RUnlock()
+	saved := make([]SavedInfo, 0, len(keys))
+	for portion := range slices.Chunk(keys, 256) {
+		d.mu.RLock()
+		for _, key := range portion {
+			l, rec := d.infos[key], d.owners[key]
+			if l == nil || l.info == nil {
+				continue
+			}
+			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Export: l.export, Until: l.until}
+			if rec != nil {
+				s.Name, s.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
+			}
+			saved = append(saved, s)
+		}
+		d.mu.RUnlock()
+	}
+	return saved
+}
+
+// Restore takes what an earlier process learned, as of origin checkpoint, and
+// returns of how many owners it did. What this process knows already stays,
+// and a collect that is under way decides itself. An owner without pods is kept
+// until its end, and at most for Options.Keep from now, as if its last pod had
+// just gone.
+func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for _, s := range saved {
+		rec := d.owners[s.Key]
+		switch {
+		case s.Info == nil || d.infos[s.Key] != nil:
+			continue
+		case !s.Until.IsZero() && !now.Before(s.Until) && rec == nil:
+			continue
+		case rec != nil && rec.stored != Unknown && rec.stored != Failed:
+			continue
+		}
+		info := *s.Info
+		info.Origin = OriginCheckpoint
+		l := &learned{info: &info}
+		if rec != nil {
+			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(&info), "", time.Time{}, false
+		} else {
+			l.name, l.workload, l.export, l.last = s.Name, s.Workload, s.Export, &info
+			l.until = now.Add(d.keep)
+			if !s.Until.IsZero() && s.Until.Before(l.until) {
+				l.until = s.Until
+			}
+		}
+		d.infos[s.Key] = l
+		d.changed(s.Key)
+		n++
+	}
+	return n
+}
+
+// InfoChanges counts the changes of what [Directory.Snapshot] returns: it is
+// equal where nothing has to be saved.
+func (d *Directory) InfoChanges() uint64 {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.infoChanges
+}
