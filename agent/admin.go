@@ -127,6 +127,7 @@ func (a *Agent) Status(context.Context) Status {
 		Parts:   a.partStates(),
 	}
 	s.Gate, s.Reason = a.gateState()
+	s.Parts[partSockets] = a.socketState()
 	for k, n := range counts.Owners {
 		s.Owners[k.String()] = n
 	}

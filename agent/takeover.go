@@ -280,6 +280,23 @@ func (a *Agent) retake(f *front, retired bool) (*front, error) {
 	return again, nil
 }
 
+// partSockets is the part of Status that says whether the names lead here.
+const partSockets = "sockets"
+
+// socketState says whether clients find the sockets that this agent holds.
+func (a *Agent) socketState() string {
+	f := a.front.Load()
+	if f == nil || f.ads.Given() {
+		return "on: another agent holds them" // the part takeover says which
+	}
+	for _, s := range []*socket.Socket{f.ads, f.unknown} {
+		if !s.Ours() {
+			return fmt.Sprintf("off: %s was removed or replaced; restart the agent", s.Path())
+		}
+	}
+	return "on"
+}
+
 // Ready returns nil if the gate is open and whoever dials the ADS socket
 // reaches this process, else what is missing.
 func (a *Agent) Ready(ctx context.Context) error {
@@ -307,8 +324,12 @@ func (a *Agent) Ready(ctx context.Context) error {
 	if credErr != nil {
 		return credErr
 	}
-	if f := a.front.Load(); int(cred.Pid) != unix.Getpid() || f == nil || !f.ads.Ours() {
+	f := a.front.Load()
+	if int(cred.Pid) != unix.Getpid() || f == nil || !f.ads.Ours() {
 		return fmt.Errorf("the ADS socket leads to another agent (pid %d); takeover: %s", cred.Pid, a.partStates()["takeover"])
+	}
+	if !f.unknown.Ours() {
+		return fmt.Errorf("%s was removed or replaced", f.unknown.Path())
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -47,6 +48,8 @@ func (s *Status) Trouble() string {
 		return "the source is not synced: " + s.Source.Error
 	case s.Gate != gateOpen:
 		return "the gate is closed: " + s.Reason
+	case strings.HasPrefix(s.Parts[partSockets], "off: "):
+		return "sockets are " + s.Parts[partSockets]
 	case s.Source.Error != "":
 		return fmt.Sprintf("the source is stale for %s: %s", time.Duration(s.Source.StaleSeconds)*time.Second, s.Source.Error)
 	case s.Nacks > 0:

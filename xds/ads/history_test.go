@@ -190,7 +190,7 @@ func TestManyStreamsAtOnceLeaveNothingBehind(t *testing.T) {
 		go func() {
 			rnd := rand.New(rand.NewPCG(2, uint64(i)))
 			for running() {
-				if err := visit(w, conns[i%len(conns)], rnd, i%2 == 0, names, running); err != nil {
+				if err := visit(w, fmt.Sprintf("prod/x-%d", i), conns[i%len(conns)], rnd, i%2 == 0, names, running); err != nil {
 					ended <- err
 					return
 				}
@@ -218,10 +218,10 @@ func TestManyStreamsAtOnceLeaveNothingBehind(t *testing.T) {
 
 // visit is one stream's life: some requests in random order, some refusals,
 // and an end without warning.
-func visit(w *world, conn *grpc.ClientConn, rnd *rand.Rand, delta bool, names []string, running func() bool) error {
+func visit(w *world, id string, conn *grpc.ClientConn, rnd *rand.Rand, delta bool, names []string, running func() bool) error {
 	refuse := rnd.IntN(5)
 	n := 0
-	s, err := client.Open(w.ctx, conn, client.Options{Delta: delta, Node: &corev3.Node{Id: "prod/x"},
+	s, err := client.Open(w.ctx, conn, client.Options{Delta: delta, Node: &corev3.Node{Id: id},
 		Reply: func(client.Response) client.Reply {
 			if n++; n%5 == refuse {
 				return client.Reply{Nack: "at random"}

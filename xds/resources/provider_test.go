@@ -36,6 +36,11 @@ func TestProviderIsWhomTheOldestServiceLeadsTo(t *testing.T) {
 	c := func(o ...*nodecache.Front) *nodecache.Owner {
 		return standing(known("c1", "c", []string{"pkg.S"}, pod("10.0.0.3", nodecache.Serving)), o...)
 	}
+	bare := func(uid string, pods ...*nodecache.Pod) *nodecache.Owner {
+		o := known(uid, uid, []string{"pkg.S"}, pods...)
+		o.Workload.Kind = "Pod"
+		return o
+	}
 	undated := &nodecache.Front{UID: "x", Namespace: "prod", Name: "x"}
 	for _, row := range []struct {
 		name   string
@@ -43,6 +48,8 @@ func TestProviderIsWhomTheOldestServiceLeadsTo(t *testing.T) {
 		want   string // owners of the provider | claimants
 	}{
 		{"without Services the lowest by itself", []*nodecache.Owner{a(), b(), c()}, "a1/1 | b1/1 c1/1"},
+		{"a bare pod takes nothing from a workload", []*nodecache.Owner{bare("0", pod("10.0.0.9", nodecache.Serving)), a()}, "a1/1 | 0/1"},
+		{"nor one that has gone from one that is there", []*nodecache.Owner{bare("0"), bare("z", pod("10.0.0.9", nodecache.Serving))}, "z/1 | "},
 		{"one with a Service", []*nodecache.Owner{a(), b(front("s", 1))}, "b1/1 | a1/1"},
 		{"the older Service", []*nodecache.Owner{a(front("s", 2)), b(front("t", 1))}, "b1/1 | a1/1"},
 		{"of two of one age the first by name", []*nodecache.Owner{a(front("t", 1)), b(front("s", 1))}, "b1/1 | a1/1"},

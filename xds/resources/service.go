@@ -125,7 +125,20 @@ func (c *claim) compare(d *claim) int {
 	case len(d.fronts) > 0:
 		return 1
 	}
-	return c.owners[0].Workload.Compare(d.owners[0].Workload)
+	return cmp.Or(cmp.Compare(c.bare(), d.bare()), c.owners[0].Workload.Compare(d.owners[0].Workload))
+}
+
+// bare is 0 for a workload with a controller. A pod without one is there for a
+// while: it must not take the calls of those that stay (1), and once it has
+// gone it never comes back (2).
+func (c *claim) bare() int {
+	switch o := c.owners[0]; {
+	case o.Workload.Kind != "Pod":
+		return 0
+	case len(o.Pods) > 0:
+		return 1
+	}
+	return 2
 }
 
 // related tells whether the workloads are one, or stand behind a common
