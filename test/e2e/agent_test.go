@@ -115,13 +115,24 @@ func (s *site) launch(t *testing.T, cmd *exec.Cmd) *agentProcess {
 // ready waits until the agent is.
 func (a *agentProcess) ready() *agentProcess {
 	a.t.Helper()
+	return a.says200("/ready")
+}
+
+// live waits until the agent answers, ready or not.
+func (a *agentProcess) live() *agentProcess {
+	a.t.Helper()
+	return a.says200("/live")
+}
+
+func (a *agentProcess) says200(path string) *agentProcess {
+	a.t.Helper()
 	harness.Eventually(a.t, soon, func() error {
 		select {
 		case <-a.done:
 			a.t.Fatalf("the agent ended: %v\n%s", a.err, a.log)
 		default:
 		}
-		code, body, err := a.get("/ready")
+		code, body, err := a.get(path)
 		if err == nil && code != http.StatusOK {
 			err = errors.New(body)
 		}

@@ -21,24 +21,6 @@ import (
 	"github.com/fingerpost/fingerpost/xds/client"
 )
 
-// live waits until the agent answers, ready or not.
-func (a *agentProcess) live() *agentProcess {
-	a.t.Helper()
-	harness.Eventually(a.t, soon, func() error {
-		select {
-		case <-a.done:
-			a.t.Fatalf("the agent ended: %v\n%s", a.err, a.log)
-		default:
-		}
-		code, body, err := a.get("/live")
-		if err == nil && code != http.StatusOK {
-			err = errors.New(body)
-		}
-		return err
-	})
-	return a
-}
-
 // gateOpen waits until the gate is open, ready or not.
 func (a *agentProcess) gateOpen() {
 	a.t.Helper()
