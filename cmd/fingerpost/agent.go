@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -45,6 +46,11 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 			}
 			c.NodeName = cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
 			c.Version = buildVersion()
+			if strings.HasPrefix(c.Source, "file:") && !cmd.Flags().Changed("state-dir") {
+				// Files repeat one another's UIDs: what was learned with one must
+				// not be believed with another.
+				c.StateDir = ""
+			}
 			return agent.Run(cmd.Context(), c)
 		},
 	}
@@ -58,7 +64,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`address` of /live, /ready and /metrics; empty: off")
 	f.StringVar(&c.PeerAddress, "peer-address", c.PeerAddress, "`address` at which agents of other nodes ask; empty: off")
 	f.StringVar(&c.PeerCertDir, "peer-cert-dir", c.PeerCertDir, "`directory` of certificates for the peers")
-	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` of the checkpoint; empty: off")
+	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` of the checkpoint; empty: off; with a file source off unless it is given")
 	f.IntVar(&c.EgressPort, "egress-port", c.EgressPort, "port on 127.0.0.1 at which a sidecar takes calls")
 	f.StringVar(&c.CollectScope, "collect-scope", c.CollectScope, "which pods to ask what they serve: node or cluster")
 	f.StringVar(&c.Limits.Collect, "collect-limit", "", "most collects at a time: `N` (default 16, at most 64)")
