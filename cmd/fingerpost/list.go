@@ -90,19 +90,24 @@ func statusTable(w *table, s agent.Status) {
 	}
 }
 
-func newServices() *cobra.Command {
+// newListing makes the command that lists what the agent has under its name.
+func newListing[T any](name, short string, rows func(*table, T)) *cobra.Command {
 	var a adminFlags
 	cmd := &cobra.Command{
-		Use:   "services",
-		Short: "List the gRPC services that are served, and where",
+		Use:   name,
+		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := show(cmd, &a, "/services", nil, servicesTable)
+			_, err := show(cmd, &a, "/"+name, nil, rows)
 			return err
 		},
 	}
 	a.add(cmd)
 	return cmd
+}
+
+func newServices() *cobra.Command {
+	return newListing("services", "List the gRPC services that are served, and where", servicesTable)
 }
 
 func servicesTable(w *table, services []resources.ServiceView) {
@@ -121,18 +126,7 @@ func servicesTable(w *table, services []resources.ServiceView) {
 }
 
 func newOwners() *cobra.Command {
-	var a adminFlags
-	cmd := &cobra.Command{
-		Use:   "owners",
-		Short: "List the owners of pods and what is known of them",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := show(cmd, &a, "/owners", nil, ownersTable)
-			return err
-		},
-	}
-	a.add(cmd)
-	return cmd
+	return newListing("owners", "List the owners of pods and what is known of them", ownersTable)
 }
 
 func ownersTable(w *table, owners []agent.OwnerView) {
@@ -143,18 +137,7 @@ func ownersTable(w *table, owners []agent.OwnerView) {
 }
 
 func newProxies() *cobra.Command {
-	var a adminFlags
-	cmd := &cobra.Command{
-		Use:   "proxies",
-		Short: "List the connected Envoys and gRPC clients, and what they accepted",
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := show(cmd, &a, "/proxies", nil, proxiesTable)
-			return err
-		},
-	}
-	a.add(cmd)
-	return cmd
+	return newListing("proxies", "List the connected Envoys and gRPC clients, and what they accepted", proxiesTable)
 }
 
 func proxiesTable(w *table, proxies []ads.Client) {
