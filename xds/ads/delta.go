@@ -26,11 +26,8 @@ func (s *Server) serveDelta(g deltaStream, only xds.Type) error {
 }
 
 func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
-	t, ok, err := st.served(req.GetTypeUrl())
-	if err != nil {
-		return err
-	}
-	if err := st.introduce(req.GetNode()); err != nil || !ok {
+	t, ok, err := st.admit(req.GetTypeUrl(), req.GetNode())
+	if err != nil || !ok {
 		return err
 	}
 	sub, unsub, have := len(req.GetResourceNamesSubscribe()), len(req.GetResourceNamesUnsubscribe()), len(req.GetInitialResourceVersions())

@@ -29,11 +29,8 @@ func (s *Server) serveSotW(g sotwStream, only xds.Type) error {
 }
 
 func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
-	t, ok, err := st.served(req.GetTypeUrl())
-	if err != nil {
-		return err
-	}
-	if err := st.introduce(req.GetNode()); err != nil || !ok {
+	t, ok, err := st.admit(req.GetTypeUrl(), req.GetNode())
+	if err != nil || !ok {
 		return err
 	}
 	if err := checkNames(t, len(req.GetResourceNames()), maxSotWNames); err != nil {

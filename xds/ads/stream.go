@@ -236,6 +236,16 @@ func (st *stream) introduce(node *corev3.Node) error {
 	return nil
 }
 
+// admit returns the type of a request, as served does, and keeps the node of
+// the first one.
+func (st *stream) admit(url string, node *corev3.Node) (xds.Type, bool, error) {
+	t, ok, err := st.served(url)
+	if err == nil {
+		err = st.introduce(node)
+	}
+	return t, ok, err
+}
+
 // served returns the type of a request; false for a type that is not served,
 // which is left unanswered.
 func (st *stream) served(url string) (xds.Type, bool, error) {
