@@ -24,11 +24,11 @@ func (a *Agent) health(mux *http.ServeMux) {
 		writeJSON(w, http.StatusOK, map[string]bool{"live": true})
 	})
 	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, r *http.Request) {
-		code, answer := http.StatusOK, Readiness{Ready: true, Reason: a.missing()}
 		if err := a.Ready(r.Context()); err != nil {
-			code, answer = http.StatusServiceUnavailable, Readiness{Reason: err.Error()}
+			writeJSON(w, http.StatusServiceUnavailable, Readiness{Reason: err.Error()})
+			return
 		}
-		writeJSON(w, code, answer)
+		writeJSON(w, http.StatusOK, Readiness{Ready: true, Reason: a.missing()})
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
 }
@@ -47,7 +47,7 @@ func (a *Agent) admin() http.Handler {
 			writeJSON(w, http.StatusOK, v)
 		})
 	}
-	get("/status", func(r *http.Request) (any, error) { return a.Status(r.Context()), nil })
+	get("/status", func(*http.Request) (any, error) { return a.Status(), nil })
 	get("/owners", func(*http.Request) (any, error) {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
@@ -115,7 +115,7 @@ func (a *Agent) serveHealth(ctx context.Context) error {
 }
 
 // Status says how the agent is.
-func (a *Agent) Status(context.Context) Status {
+func (a *Agent) Status() Status {
 	src, counts, clients := a.source.Status(), a.dir.Counts(), a.server.Clients()
 	s := Status{
 		Node:    a.config.nodeName(),

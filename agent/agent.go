@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -193,8 +192,8 @@ func (a *Agent) run(ctx context.Context) error {
 	if filepath.Dir(a.config.ADSSocket) == filepath.Dir(a.config.AdminSocket) {
 		a.log.Warn("the admin socket lies in the directory that pods mount to reach the ADS socket; give it one of its own", "socket", a.config.AdminSocket)
 	}
-	if state := a.partStates()["identity"]; strings.Contains(state, ";") {
-		a.log.Warn("flag without effect", "part", "identity", "state", state)
+	if a.config.RequireIdentity {
+		a.log.Warn("flag without effect", "part", "identity", "state", a.partStates()["identity"])
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })

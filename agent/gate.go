@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
 )
 
@@ -108,6 +109,11 @@ func (a *Agent) gateState() (state, reason string) {
 // missing names the owners whose services are not known yet; empty if there
 // are none.
 func (a *Agent) missing() string {
+	// Owners holds the directory's lock over everything: a probe of an agent
+	// that knows all must not.
+	if c := a.dir.Counts().Owners; c[nodecache.Unknown]+c[nodecache.Collecting]+c[nodecache.Failed] == 0 {
+		return ""
+	}
 	var names []string
 	for _, o := range a.dir.Owners() {
 		if !o.Knowledge.Settled() {

@@ -300,7 +300,8 @@ func (a *Agent) socketState() string {
 // Ready returns nil if the gate is open and whoever dials the ADS socket
 // reaches this process, else what is missing.
 func (a *Agent) Ready(ctx context.Context) error {
-	if state, reason := a.gateState(); state != gateOpen {
+	if !a.gate.open.Load() {
+		_, reason := a.gateState()
 		return fmt.Errorf("the gate is closed: %s", reason)
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", a.config.ADSSocket)
