@@ -239,12 +239,12 @@ func (w *world) dial(authority string) *grpc.ClientConn {
 
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			w.t.Fatalf("not %s in 20 s\n%s", what, w.out.String())
+	harness.Eventually(w.t, 20*time.Second, func() error {
+		if ok() {
+			return nil
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return fmt.Errorf("not %s\n%s", what, w.out.String())
+	})
 }
 
 // admin returns what an admin page says, or nothing.
