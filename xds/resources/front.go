@@ -1,0 +1,256 @@
+package resources
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// Services is what [Compiler.Fronts] reads; [nodecache.Directory] is one.
+type Services interface {
+	Directory
+	// Front returns the current view of a Service, nil if there is none.
+	Front(nodecache.Name) *nodecache.FrontView
+	// RoutesOf returns the routes of which the Service is a parent.
+	RoutesOf(parent nodecache.Name) []*nodecache.Route
+	// Member returns the pod with the UID, and whether there is one.
+	Member(uid string) (nodecache.Member, bool)
+}
+
+// front is a Service that has routes, or to which one sends calls.
+type front struct {
+	front  *nodecache.Front   // nil where there is none of the name
+	routes []*nodecache.Route // of which it is a parent, sorted by UID
+	// uses are the backends that its routes name, users the Services whose
+	// routes name a backend of this one.
+	uses     map[backendID]struct{}
+	users    map[nodecache.Name]struct{}
+	backends map[backendID]*backend // that are named and there
+}
+
+// backend is a cluster as it is for every namespace.
+type backend struct{ cluster, cla *xds.Resource }
+
+func (b *backend) of(t xds.Type) *xds.Resource {
+	if t == xds.Cluster {
+		return b.cluster
+	}
+	return b.cla
+}
+
+// Fronts reads the Services that changed, with what stands behind them and
+// their routes, and returns what follows. Names may repeat, and may name
+// Services that are gone or that no route concerns.
+func (c *Compiler) Fronts(dir Services, names []nodecache.Name) xds.Update {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := refresh{c: c, dir: dir, views: map[nodecache.Name]*nodecache.FrontView{}, touched: map[nodecache.Name]struct{}{}, dirty: map[nodecache.Name]struct{}{}}
+	for _, name := range names {
+		r.load(name)
+	}
+	for _, name := range sorted(r.dirty, compareNames) {
+		r.link(name)
+	}
+	var u xds.Update
+	changed := map[backendID]struct{}{}
+	for name := range r.touched {
+		r.compile(name, changed)
+	}
+	spaces := map[string]struct{}{}
+	for ns := range c.routes {
+		spaces[ns] = struct{}{}
+	}
+	for _, ns := range sorted(spaces, cmp.Compare[string]) {
+		if len(r.dirty) > 0 {
+			c.tabulate(ns, &u)
+		}
+		for _, id := range sorted(changed, backendID.compare) {
+			if c.named[ns][id] != nil {
+				c.publish(ns, id, true, &u)
+			}
+		}
+	}
+	for name := range r.touched {
+		if f := c.fronts[name]; len(f.routes) == 0 && len(f.users) == 0 {
+			delete(c.fronts, name)
+		}
+	}
+	slices.SortStableFunc(u.Set, func(a, b *xds.Resource) int { return cmp.Compare(a.Type, b.Type) })
+	return u
+}
+
+// refresh is one call of Fronts.
+type refresh struct {
+	c     *Compiler
+	dir   Services
+	views map[nodecache.Name]*nodecache.FrontView
+	// touched are the fronts whose backends may have changed, dirty those whose
+	// tables may have.
+	touched, dirty map[nodecache.Name]struct{}
+}
+
+func (r *refresh) view(name nodecache.Name) *nodecache.FrontView {
+	v, ok := r.views[name]
+	if !ok {
+		v = r.dir.Front(name)
+		r.views[name] = v
+	}
+	return v
+}
+
+// touch returns the front, made if it is not there, as it is now.
+func (r *refresh) touch(name nodecache.Name) *front {
+	f := r.c.fronts[name]
+	if f == nil {
+		f = &front{users: map[nodecache.Name]struct{}{}, backends: map[backendID]*backend{}}
+		r.c.fronts[name] = f
+		if v := r.view(name); v != nil {
+			f.front = v.Front
+		}
+	}
+	r.touched[name] = struct{}{}
+	return f
+}
+
+// load notes what is new about a Service. A pod that came or went leaves the
+// tables alone.
+func (r *refresh) load(name nodecache.Name) {
+	routes := slices.Clone(r.dir.RoutesOf(name))
+	if r.c.fronts[name] == nil && len(routes) == 0 {
+		return
+	}
+	slices.SortFunc(routes, func(a, b *nodecache.Route) int { return cmp.Compare(a.UID, b.UID) })
+	var now *nodecache.Front
+	if v := r.view(name); v != nil {
+		now = v.Front
+	}
+	known := r.c.fronts[name] != nil
+	f := r.touch(name)
+	if known && f.front == now && slices.Equal(f.routes, routes) {
+		return
+	}
+	f.front, f.routes = now, routes
+	r.dirty[name] = struct{}{}
+	for user := range f.users {
+		r.dirty[user] = struct{}{}
+	}
+}
+
+// link notes the backends that the routes of a Service name.
+func (r *refresh) link(name nodecache.Name) {
+	f := r.c.fronts[name]
+	was := f.uses
+	f.uses = map[backendID]struct{}{}
+	for _, route := range f.routes {
+		for i := range route.Rules {
+			rule := &route.Rules[i]
+			for _, b := range rule.Backends {
+				if rule.Refused != "" || b.Refused != "" || b.Weight == 0 {
+					continue
+				}
+				for m := range rule.Matches {
+					f.uses[backendOf(route.Kind, &rule.Matches[m], b)] = struct{}{}
+				}
+			}
+		}
+	}
+	for id := range was {
+		delete(r.touch(id.service).users, name)
+	}
+	for id := range f.uses {
+		r.touch(id.service).users[name] = struct{}{}
+	}
+}
+
+// compile writes the backends of a Service that somebody names, and forgets
+// the others.
+func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
+	f := r.c.fronts[name]
+	wanted := map[backendID]struct{}{}
+	for user := range f.users {
+		for id := range r.c.fronts[user].uses {
+			if id.service == name {
+				wanted[id] = struct{}{}
+			}
+		}
+	}
+	for id := range f.backends {
+		if _, ok := portOf(f.front, id.port); !ok {
+			delete(wanted, id)
+		}
+		if _, ok := wanted[id]; !ok {
+			delete(f.backends, id)
+			changed[id] = struct{}{}
+		}
+	}
+	for id := range wanted {
+		port, ok := portOf(f.front, id.port)
+		if !ok {
+			continue
+		}
+		old := f.backends[id]
+		if old == nil {
+			old = &backend{}
+		}
+		var u xds.Update
+		b := &backend{
+			cluster: r.c.build(xds.ID{Type: xds.Cluster, Name: id.String()}, func() proto.Message { return backendCluster(id, port) }, old.cluster, &u),
+			cla: r.c.build(xds.ID{Type: xds.Endpoint, Name: id.String()}, func() proto.Message {
+				return assignment(id.String(), behind(r.dir, r.view(name), port, id.grpc))
+			}, old.cla, &u),
+		}
+		if len(u.Set) > 0 && b.cluster != nil && b.cla != nil {
+			f.backends[id] = b
+			changed[id] = struct{}{}
+		}
+	}
+}
+
+// tabulate needs mu. It writes the route table of a namespace that has clients,
+// and the clusters that it names and did not name before, or names no more.
+func (c *Compiler) tabulate(namespace string, u *xds.Update) {
+	hosts, named := c.virtualHosts(namespace)
+	id := xds.ID{Type: xds.Route, Name: RouteName, Scope: xds.NamespaceScope(namespace)}
+	c.routes[namespace] = c.build(id, func() proto.Message { return routeTable(namespace, hosts) }, c.routes[namespace], u)
+	all := maps.Clone(named)
+	for id := range c.named[namespace] {
+		all[id] = struct{}{}
+	}
+	for _, id := range sorted(all, backendID.compare) {
+		_, ok := named[id]
+		c.publish(namespace, id, ok, u)
+	}
+}
+
+// publish needs mu. It lets the clients of a namespace have a backend as it is
+// now, or not have it any more.
+func (c *Compiler) publish(namespace string, id backendID, named bool, u *xds.Update) {
+	old, now := c.named[namespace][id], (*backend)(nil)
+	if f := c.fronts[id.service]; named && f != nil {
+		now = f.backends[id]
+	}
+	switch {
+	case now != nil:
+		for _, r := range []*xds.Resource{now.cluster, now.cla} {
+			if old == nil || old.of(r.Type).Version != r.Version {
+				scoped := *r
+				scoped.Scope = xds.NamespaceScope(namespace)
+				u.Set = append(u.Set, &scoped)
+			}
+		}
+		if c.named[namespace] == nil {
+			c.named[namespace] = map[backendID]*backend{}
+		}
+		c.named[namespace][id] = now
+	case old != nil:
+		for _, r := range []*xds.Resource{old.cluster, old.cla} {
+			u.Remove = append(u.Remove, xds.ID{Type: r.Type, Name: r.Name, Scope: xds.NamespaceScope(namespace)})
+		}
+		delete(c.named[namespace], id)
+	}
+}

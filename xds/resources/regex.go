@@ -1,0 +1,50 @@
+package resources
+
+import (
+	"fmt"
+	"regexp/syntax"
+
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
+)
+
+// maxRegex bounds the program of a regular expression. Envoy refuses a route
+// table with one of more than re2.max_program_size.error_level instructions,
+// 100 where the runtime does not say otherwise. RE2 counts other instructions
+// than Go, for bytes and not for characters.
+const maxRegex = 100
+
+// checkRegex returns an error for what Envoy would not compile. Both take the
+// syntax of RE2.
+func checkRegex(re string) error {
+	tree, err := syntax.Parse(re, syntax.Perl)
+	if err != nil {
+		return fmt.Errorf("regular expression %q: %w", re, err)
+	}
+	prog, err := syntax.Compile(tree.Simplify())
+	if err != nil {
+		return fmt.Errorf("regular expression %q: %w", re, err)
+	}
+	if len(prog.Inst) > maxRegex {
+		return fmt.Errorf("regular expression %q has %d instructions, more than %d", re, len(prog.Inst), maxRegex)
+	}
+	return nil
+}
+
+// regexes returns every regular expression of a match.
+func regexes(m *routev3.RouteMatch) []string {
+	var res []string
+	add := func(r *matcherv3.RegexMatcher) {
+		if r != nil {
+			res = append(res, r.GetRegex())
+		}
+	}
+	add(m.GetSafeRegex())
+	for _, h := range m.GetHeaders() {
+		add(h.GetStringMatch().GetSafeRegex())
+	}
+	for _, q := range m.GetQueryParameters() {
+		add(q.GetStringMatch().GetSafeRegex())
+	}
+	return res
+}
