@@ -31,10 +31,10 @@ type Directory struct {
 	claims     map[netip.Addr]*Pod   // to whom an address belongs
 	rivals     map[netip.Addr][]*Pod // who else claims it; mostly nobody
 	infos      map[OwnerKey]*learned
-	routes     map[string]*Route
-	routesOf   map[OwnerKey]map[string]struct{}
+	routes     routes
 	fronts     fronts
 	subs       map[*Subscription]struct{}
+	frontSubs  map[*Subscription]struct{} // those of subs that hear of Services
 
 	infoChanges uint64 // counts changes of infos
 }
@@ -68,16 +68,16 @@ type learned struct {
 // New returns an empty directory.
 func New(o Options) *Directory {
 	return &Directory{
-		keep:     cmp.Or(o.Keep, 10*time.Minute),
-		owners:   map[OwnerKey]*record{},
-		pods:     map[string]*Pod{},
-		claims:   map[netip.Addr]*Pod{},
-		rivals:   map[netip.Addr][]*Pod{},
-		infos:    map[OwnerKey]*learned{},
-		routes:   map[string]*Route{},
-		routesOf: map[OwnerKey]map[string]struct{}{},
-		fronts:   newFronts(),
-		subs:     map[*Subscription]struct{}{},
+		keep:      cmp.Or(o.Keep, 10*time.Minute),
+		owners:    map[OwnerKey]*record{},
+		pods:      map[string]*Pod{},
+		claims:    map[netip.Addr]*Pod{},
+		rivals:    map[netip.Addr][]*Pod{},
+		infos:     map[OwnerKey]*learned{},
+		routes:    newRoutes(),
+		fronts:    newFronts(),
+		subs:      map[*Subscription]struct{}{},
+		frontSubs: map[*Subscription]struct{}{},
 	}
 }
 
@@ -134,7 +134,7 @@ func (d *Directory) upsertPod(p *Pod) Reservation {
 		rec.created = p.Created
 	}
 	d.claim(p)
-	d.changed(p.Owner)
+	d.changedPod(p)
 	return Reservation{Key: p.Owner, Generation: rec.generation}
 }
 
@@ -173,7 +173,7 @@ func (d *Directory) removePod(uid string, keep *record) {
 		delete(d.owners, p.Owner)
 		d.retain(p, rec.behind)
 	}
-	d.changed(p.Owner)
+	d.changedPod(p)
 }
 
 // retain needs mu. It starts the time for which what was learned of an owner
@@ -206,13 +206,6 @@ func (r *record) remove(p *Pod) {
 	}
 }
 
-// changed needs mu.
-func (d *Directory) changed(key OwnerKey) {
-	for s := range d.subs {
-		s.add(key)
-	}
-}
-
 // Begin starts a collect: the owner is Collecting until the reservation is
 // committed, failed or abandoned. It returns [ErrStale] if the owner has no
 // pods and [ErrBusy] if a collect is under way.
@@ -227,7 +220,7 @@ func (d *Directory) Begin(key OwnerKey) (Reservation, error) {
 		return Reservation{}, ErrBusy
 	}
 	rec.before, rec.stored, rec.again = rec.stored, Collecting, false
-	d.changed(key)
+	d.changedKnowledge(key)
 	return Reservation{Key: key, Generation: rec.generation}, nil
 }
 
@@ -273,7 +266,7 @@ func (d *Directory) learn(key OwnerKey, rec *record, info *Info) {
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
 	d.reaskAll(key, rec)
-	d.changed(key)
+	d.changedKnowledge(key)
 }
 
 // Fail records that a collect failed, why, and when it is tried again. It
@@ -299,7 +292,7 @@ func (d *Directory) fail(r Reservation, reason string, next time.Time, hung bool
 	}
 	rec.stored, rec.reason, rec.next = Failed, reason, next
 	rec.hung = hung
-	d.changed(r.Key)
+	d.changedKnowledge(r.Key)
 	return nil
 }
 
@@ -313,7 +306,7 @@ func (d *Directory) Abandon(r Reservation) error {
 		return err
 	}
 	rec.stored = rec.before
-	d.changed(r.Key)
+	d.changedKnowledge(r.Key)
 	return nil
 }
 
@@ -338,6 +331,9 @@ func (d *Directory) Expire(now time.Time) int {
 			d.infoChanges++
 			d.forget(key, l.behind)
 			d.changed(key)
+			for _, st := range l.behind {
+				d.changedFront(st.Key())
+			}
 			n++
 		}
 	}

@@ -87,6 +87,10 @@ type RouteBackend struct {
 	// Weight is the share, of the sum over the rule; 0 for no calls.
 	Weight  uint32
 	Filters []RouteFilter
+	// Granted is set where the Service's namespace agrees: it is that of the
+	// route, or a ReferenceGrant there permits the reference. A mesh route may
+	// refer to other namespaces without (GEP-1294).
+	Granted bool
 	// Refused is the reason of the condition ResolvedRefs where the reference
 	// itself may not be followed (InvalidKind, RefNotPermitted); empty where it
 	// may. Its share of the calls fails.

@@ -78,7 +78,7 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 			}
 		}
 		d.infos[s.Key] = l
-		d.changed(s.Key)
+		d.changedKnowledge(s.Key)
 		n++
 	}
 	return n
