@@ -24,7 +24,7 @@ type feed struct {
 }
 
 func newFeed(dir *nodecache.Directory, compiler *resources.Compiler, server *ads.Server) *feed {
-	f := &feed{dir: dir, sub: dir.Subscribe(), server: server, compiler: compiler}
+	f := &feed{dir: dir, sub: dir.SubscribeFronts(), server: server, compiler: compiler}
 	server.Publish(compiler.Initial())
 	return f
 }
@@ -48,6 +48,11 @@ func (f *feed) flush() {
 	defer f.mu.Unlock()
 	if keys := f.sub.Poll(); len(keys) > 0 {
 		f.server.Publish(f.compiler.Apply(f.dir, keys))
+	}
+	if names := f.sub.PollFronts(); len(names) > 0 {
+		if u := f.compiler.Fronts(f.dir, names); !u.Empty() {
+			f.server.Publish(u)
+		}
 	}
 }
 

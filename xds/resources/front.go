@@ -16,7 +16,8 @@ type Services interface {
 	Directory
 	// Front returns the current view of a Service, nil if there is none.
 	Front(nodecache.Name) *nodecache.FrontView
-	// RoutesOf returns the routes of which the Service is a parent.
+	// RoutesOf returns the routes of which the Service is a parent, sorted by
+	// UID.
 	RoutesOf(parent nodecache.Name) []*nodecache.Route
 	// Member returns the pod with the UID, and whether there is one.
 	Member(uid string) (nodecache.Member, bool)
@@ -53,13 +54,16 @@ func (c *Compiler) Fronts(dir Services, names []nodecache.Name) xds.Update {
 	for _, name := range names {
 		r.load(name)
 	}
-	for _, name := range sorted(r.dirty, compareNames) {
+	for name := range r.dirty {
 		r.link(name)
 	}
-	var u xds.Update
 	changed := map[backendID]struct{}{}
 	for name := range r.touched {
 		r.compile(name, changed)
+	}
+	var u xds.Update
+	if len(r.dirty)+len(changed) == 0 {
+		return u
 	}
 	spaces := map[string]struct{}{}
 	for ns := range c.routes {
@@ -120,11 +124,10 @@ func (r *refresh) touch(name nodecache.Name) *front {
 // load notes what is new about a Service. A pod that came or went leaves the
 // tables alone.
 func (r *refresh) load(name nodecache.Name) {
-	routes := slices.Clone(r.dir.RoutesOf(name))
+	routes := r.dir.RoutesOf(name)
 	if r.c.fronts[name] == nil && len(routes) == 0 {
 		return
 	}
-	slices.SortFunc(routes, func(a, b *nodecache.Route) int { return cmp.Compare(a.UID, b.UID) })
 	var now *nodecache.Front
 	if v := r.view(name); v != nil {
 		now = v.Front

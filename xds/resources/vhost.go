@@ -1,7 +1,6 @@
 package resources
 
 import (
-	"cmp"
 	"iter"
 	"net"
 	"slices"
@@ -186,8 +185,4 @@ func (c *Compiler) Choose(namespace, authority string, call routetable.Call) (Ch
 		return choice, true
 	}
 	return Choice{}, false
-}
-
-func compareNames(a, b nodecache.Name) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
