@@ -47,8 +47,10 @@ type RouteRule struct {
 	// Retry is nil where the rule has none.
 	Retry *RouteRetry
 	// Refused says why the rule cannot be served, as an unknown type of match or
-	// filter; empty where it can. A refused rule matches nothing.
-	Refused string
+	// filter: the reason of the condition Accepted, as UnsupportedValue; empty
+	// where it can. A refused rule matches nothing. Detail says what it is
+	// about, for people.
+	Refused, Detail string
 }
 
 // MatchType says how a value is compared.
