@@ -64,7 +64,9 @@ type meta struct {
 	Annotations       map[string]string `json:"annotations"`
 }
 
-// Decode reads one object of the kind from JSON. An object of which only the
+// Decode reads one object of the kind from JSON. Without a namespace it is in
+// default, and without a UID, as in a file written by hand, it is known by its
+// name. An object of which only the
 // spec cannot be read is returned with Err set. The error is one line.
 func Decode(kind string, data []byte) (*Object, error) {
 	var head struct {
@@ -74,6 +76,8 @@ func Decode(kind string, data []byte) (*Object, error) {
 		return nil, fmt.Errorf("is not a %s: %s", kind, line(err))
 	}
 	m := head.Metadata
+	m.Namespace = cmp.Or(m.Namespace, metav1.NamespaceDefault)
+	m.UID = cmp.Or(m.UID, kind+"/"+m.Namespace+"/"+m.Name)
 	o := &Object{
 		Kind: kind, Name: nodecache.Name{Namespace: m.Namespace, Name: m.Name}, UID: m.UID, Version: m.ResourceVersion,
 	}
