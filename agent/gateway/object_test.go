@@ -147,7 +147,7 @@ func TestUnknownValuesRefuseTheirRule(t *testing.T) {
 		{"HTTPRoute", `matches: [{queryParams: [{name: A, value: b}]}]`, "", ""},
 		{"HTTPRoute", `filters: [{type: Telepathy}]`, unsupported, `filter "Telepathy"`},
 		{"HTTPRoute", `filters: [{type: RequestMirror, requestMirror: {backendRef: {name: a, port: 1}}}]`, unsupported, `filter "RequestMirror"`},
-		{"HTTPRoute", `filters: [{type: ExtensionRef, extensionRef: {group: x, kind: Y, name: z}}]`, unsupported, `filter "ExtensionRef"`},
+		{"HTTPRoute", `filters: [{type: ExtensionRef, extensionRef: {group: x, kind: Thing, name: z}}]`, unsupported, `filter "ExtensionRef"`},
 		{"HTTPRoute", `filters: [{type: CORS, cors: {}}]`, unsupported, `filter "CORS"`},
 		{"HTTPRoute", `filters: [{type: URLRewrite}]`, unsupported, `without its part`},
 		{"HTTPRoute", `filters: [{type: RequestRedirect}]`, unsupported, `without its part`},
