@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -290,5 +291,62 @@ func TestListWithAnUnreadableRouteIsAList(t *testing.T) {
 		if got := fmt.Sprintln(objects, unreadable, err); got != want+"\n" {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
+	}
+}
+
+func (x *fileFixture) waitRoutes(t *testing.T, want ...string) {
+	t.Helper()
+	eventually(t, func() string {
+		if got := routes(x.dir); !slices.Equal(got, want) {
+			return fmt.Sprintf("routes %q, want %q; %+v", got, want, x.src.Status())
+		}
+		return ""
+	})
+}
+
+func TestFileSourceReadsRoutesOfEveryVersion(t *testing.T) {
+	object := func(kind, version, meta, spec string) string {
+		return fmt.Sprintf("---\n{apiVersion: gateway.networking.k8s.io/%s, kind: %s, metadata: {%s}, spec: %s}\n", version, kind, meta, spec)
+	}
+	const grant = `{"from":[{"group":"gateway.networking.k8s.io","kind":"HTTPRoute","namespace":"prod"}],"to":[{"group":"","kind":"Service"}]}`
+	http := object("HTTPRoute", "v1beta1", "name: a, namespace: prod, uid: u1, generation: 2", toOther)
+	grpc := object("GRPCRoute", "v1alpha2", "name: a", toWeb)
+	grants := object("ReferenceGrant", "v1beta1", "name: g, namespace: kube-system", grant)
+	path := filepath.Join(t.TempDir(), "world.yaml")
+	write(t, path, http+grpc+grants)
+	x := newFile(path)
+	run(t, x.src)
+	waitSynced(t, x.src)
+	const granted, refused = "HTTPRoute prod/a 2 to kube-system/web true", "HTTPRoute prod/a 2 to kube-system/web falseRefNotPermitted"
+	const web = "GRPCRoute default/a 0 to default/web true"
+	x.waitRoutes(t, web, granted)
+	if st := x.src.Status(); st.Routes != "on" || len(st.Kept) > 0 {
+		t.Errorf("status %+v", st)
+	}
+	replace(t, path, http+grpc)
+	x.waitRoutes(t, web, refused)
+	// An edit that was taken back has an earlier generation.
+	replace(t, path, strings.Replace(http, "generation: 2", "generation: 1", 1)+grants)
+	x.waitRoutes(t, "HTTPRoute prod/a 1 to kube-system/web true")
+	// What has another form is an unknown kind; what is broken is a broken edit.
+	for text, want := range map[string]string{
+		object("HTTPRoute", "v1", "name: b", `{rules: 7}`):                                    "HTTPRoute default/b: cannot be read",
+		object("HTTPRoute", "v1", "namespace: b", `{}`):                                       "HTTPRoute has no metadata.name",
+		http + object("GRPCRoute", "v1", "name: b, uid: u1", `{}`):                            "GRPCRoute default/b has the metadata.uid of HTTPRoute prod/a",
+		object("HTTPRoute", "v1", `name: b, creationTimestamp: "yesterday"`, `{rules: [{}]}`): "is not a HTTPRoute",
+	} {
+		replace(t, path, text)
+		eventually(t, func() string {
+			if st := x.src.Status(); !strings.Contains(st.Error, want) {
+				return fmt.Sprintf("error %q, want %q", st.Error, want)
+			}
+			return ""
+		})
+		x.waitRoutes(t, "HTTPRoute prod/a 1 to kube-system/web true")
+	}
+	replace(t, path, object("HTTPRoute", "v1alpha1", "name: c", `{rules: 7}`))
+	x.waitRoutes(t)
+	if st := x.src.Status(); fmt.Sprint(st.Ignored) != "map[HTTPRoute.gateway.networking.k8s.io:1]" {
+		t.Errorf("status %+v", st)
 	}
 }
