@@ -79,12 +79,12 @@ func (s *APIServer) InstallCRDs(t testing.TB, all ...*unstructured.Unstructured)
 }
 
 // RemoveCRDs deletes the CRDs with all their objects, and returns when they are
-// not served any more.
+// not served any more. It may be called in a cleanup.
 func (s *APIServer) RemoveCRDs(t testing.TB, all ...*unstructured.Unstructured) {
 	t.Helper()
 	client := s.Dynamic(t).Resource(crds)
 	for _, crd := range all {
-		if err := client.Delete(t.Context(), crd.GetName(), metav1.DeleteOptions{}); err != nil {
+		if err := client.Delete(context.Background(), crd.GetName(), metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
