@@ -23,8 +23,11 @@ const (
 	ReferenceGrant = "ReferenceGrant"
 )
 
-// Resources are the kinds that are read, by the name of their resource.
-var Resources = map[string]string{"httproutes": HTTPRoute, "grpcroutes": GRPCRoute, "referencegrants": ReferenceGrant}
+// Kinds are the kinds that are read.
+var Kinds = []string{HTTPRoute, GRPCRoute, ReferenceGrant}
+
+// Resource is the name of a kind's resource.
+func Resource(kind string) string { return strings.ToLower(kind) + "s" }
 
 // Versions are those that are read, the preferred one first. All have the form
 // of v1, as far as it is read; v1alpha1 had another one.
@@ -32,7 +35,7 @@ var Versions = []string{"v1", "v1beta1", "v1alpha2"}
 
 // Reads tells whether objects of the kind and version are read.
 func Reads(kind, version string) bool {
-	return (kind == HTTPRoute || kind == GRPCRoute || kind == ReferenceGrant) && slices.Contains(Versions, version)
+	return slices.Contains(Kinds, kind) && slices.Contains(Versions, version)
 }
 
 // Object is what is kept of one object. It is immutable, and nothing in it
@@ -64,7 +67,9 @@ type meta struct {
 	Annotations       map[string]string `json:"annotations"`
 }
 
-// Decode reads one object of the kind from JSON. An object of which only the
+// Decode reads one object of the kind from JSON. Without a namespace it is in
+// default, and without a UID, as in a file written by hand, it is known by its
+// name. An object of which only the
 // spec cannot be read is returned with Err set. The error is one line.
 func Decode(kind string, data []byte) (*Object, error) {
 	var head struct {
@@ -74,6 +79,8 @@ func Decode(kind string, data []byte) (*Object, error) {
 		return nil, fmt.Errorf("is not a %s: %s", kind, line(err))
 	}
 	m := head.Metadata
+	m.Namespace = cmp.Or(m.Namespace, metav1.NamespaceDefault)
+	m.UID = cmp.Or(m.UID, kind+"/"+m.Namespace+"/"+m.Name)
 	o := &Object{
 		Kind: kind, Name: nodecache.Name{Namespace: m.Namespace, Name: m.Name}, UID: m.UID, Version: m.ResourceVersion,
 	}

@@ -118,7 +118,7 @@ func (t *Table) Names(kind string) []nodecache.Name {
 // cannot be read.
 func (t *Table) Counts() (held, unread map[string]int) {
 	held, unread = map[string]int{}, map[string]int{}
-	for _, kind := range Resources {
+	for _, kind := range Kinds {
 		held[kind], unread[kind] = len(t.Names(kind)), 0
 	}
 	t.mu.Lock()

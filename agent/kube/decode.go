@@ -366,8 +366,7 @@ func (w *world) addSlice(where string, doc json.RawMessage) error {
 }
 
 // addGateway takes an object of a version that has another form as one of an
-// unknown kind. One without a UID, as in a file written by hand, is known by its
-// name.
+// unknown kind.
 func (w *world) addGateway(where string, head typeMeta, doc json.RawMessage) error {
 	if _, version, _ := strings.Cut(head.APIVersion, "/"); !gateway.Reads(head.Kind, version) {
 		w.ignored[head.String()]++

@@ -331,7 +331,7 @@ func (f *File) applyRoutes(w *world) {
 			}
 		}
 	}
-	for _, kind := range gateway.Resources {
+	for _, kind := range gateway.Kinds {
 		for _, name := range routes.Names(kind) {
 			if w.gateway[gatewayKey{kind, name}] == nil {
 				routes.Remove(kind, name)

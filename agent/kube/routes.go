@@ -43,7 +43,8 @@ type routeWatch struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// found is what the cluster serves, as was heard last; nil before.
+	// found is what the cluster serves, as was heard last; nil before the first
+	// answer.
 	found map[string][]string // versions, by resource
 	err   string              // of the last time it was asked; empty if it went well
 }
@@ -75,14 +76,8 @@ func (c *Cluster) newRouteWatch(config *rest.Config) (*routeWatch, error) {
 		}
 		w.clients[version] = client
 	}
-	for _, resource := range slices.Sorted(func(yield func(string) bool) {
-		for r := range gateway.Resources {
-			if !yield(r) {
-				return
-			}
-		}
-	}) {
-		kind := gateway.Resources[resource]
+	for _, kind := range gateway.Kinds {
+		resource := gateway.Resource(kind)
 		w.kinds = append(w.kinds, &routeKind{kind: kind, lane: newLane(resource, &gatewayObject{}, nil, &health{what: resource, log: c.log},
 			c.store.gatewayNames(kind), c.store.applyGateway(kind))})
 	}
@@ -151,9 +146,7 @@ func (w *routeWatch) discover(ctx context.Context) (map[string][]string, error) 
 			return nil, err
 		}
 		for _, r := range list.APIResources {
-			if gateway.Resources[r.Name] != "" {
-				found[r.Name] = append(found[r.Name], v.Version)
-			}
+			found[r.Name] = append(found[r.Name], v.Version)
 		}
 	}
 	return found, nil
@@ -281,11 +274,12 @@ func (w *routeWatch) describe() (on bool, notes string) {
 		}
 		return false, err
 	}
+	var missing []string
 	for _, k := range w.kinds {
 		served := found[k.resource]
 		switch v := preferred(served); {
 		case len(served) == 0:
-			notes = join(notes, "the cluster has no "+k.kind)
+			missing = append(missing, k.kind)
 		case v == "":
 			notes = join(notes, fmt.Sprintf("%s only in version %s", k.kind, strings.Join(served, " and ")))
 		default:
@@ -294,6 +288,9 @@ func (w *routeWatch) describe() (on bool, notes string) {
 				notes = join(notes, fmt.Sprintf("%s in the older version %s", k.kind, v))
 			}
 		}
+	}
+	if len(missing) > 0 {
+		notes = join(notes, "the cluster has no "+strings.Join(missing, ", no "))
 	}
 	return on, notes
 }
