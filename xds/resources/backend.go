@@ -32,6 +32,15 @@ func (id backendID) String() string {
 
 func (id backendID) compare(o backendID) int { return cmp.Compare(id.String(), o.String()) }
 
+// calling is the backend for calls of one gRPC service; with an empty one the
+// backend itself.
+func (id backendID) calling(grpc string) backendID {
+	if grpc != "" {
+		id.grpc = grpc
+	}
+	return id
+}
+
 // backendOf is where a route of the kind sends the calls that the match takes.
 // A match of a GRPCRoute that names no service, or several by a regular
 // expression, leads to all pods of the Service: what each of them lacks is not
@@ -85,9 +94,8 @@ func callersUpstream() *upstreamv3.HttpProtocolOptions {
 // behind returns where calls of a backend may go: the pods, and addresses
 // without a pod, to which the Service's port leads, without those pods that are
 // known not to serve what is called.
-func behind(dir Services, v *nodecache.FrontView, port nodecache.FrontPort, grpc string) []endpoint {
+func (r *refresh) behind(v *nodecache.FrontView, port nodecache.FrontPort, grpc string) []endpoint {
 	var es []endpoint
-	owners := map[nodecache.OwnerKey]*nodecache.Owner{}
 	for _, m := range v.Members() {
 		target, ok := targetOf(m, port)
 		if !ok {
@@ -97,19 +105,12 @@ func behind(dir Services, v *nodecache.FrontView, port nodecache.FrontPort, grpc
 			es = append(es, withoutPod(m.Endpoint, target)...)
 			continue
 		}
-		pod, ok := dir.Member(m.Pod)
+		pod, ok := r.dir.Member(m.Pod)
 		if !ok || pod.Shadowed || pod.State == nodecache.Absent || !pod.Addr.IsValid() {
 			continue
 		}
-		if grpc != "" {
-			o, read := owners[pod.Owner]
-			if !read {
-				o = dir.Owner(pod.Owner)
-				owners[pod.Owner] = o
-			}
-			if o.Lacks(pod.Pod, target, grpc) {
-				continue
-			}
+		if grpc != "" && r.owner(pod.Owner).Lacks(pod.Pod, target, grpc) {
+			continue
 		}
 		es = append(es, endpoint{addr: netip.AddrPortFrom(pod.Addr, target), pod: pod.Pod})
 	}

@@ -69,6 +69,8 @@ type Compiler struct {
 	exports    exports
 	fronts     map[nodecache.Name]*front
 	named      map[string]map[backendID]*backend // what tables name, by the namespace of clients
+	programs   map[string]*program               // that backends have, by hash
+	unlinked   []*nodecache.PortInfo             // of programs, and not handed out yet
 }
 
 // owner is what was last compiled of an owner.
@@ -100,6 +102,7 @@ func New(o Options) (*Compiler, error) {
 		routes:     map[string]*xds.Resource{},
 		fronts:     map[nodecache.Name]*front{},
 		named:      map[string]map[backendID]*backend{},
+		programs:   map[string]*program{},
 	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {

@@ -32,6 +32,9 @@ type front struct {
 	uses     map[backendID]struct{}
 	users    map[nodecache.Name]struct{}
 	backends map[backendID]*backend // that are named and there
+	// programs are the descriptors that count for the backends of HTTPRoutes,
+	// by their hash; empty where there are none to transcode by.
+	programs map[backendID]string
 }
 
 // backend is a cluster as it is for every namespace.
@@ -50,10 +53,44 @@ func (b *backend) of(t xds.Type) *xds.Resource {
 func (c *Compiler) Fronts(dir Services, names []nodecache.Name) xds.Update {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := refresh{c: c, dir: dir, views: map[nodecache.Name]*nodecache.FrontView{}, touched: map[nodecache.Name]struct{}{}, dirty: map[nodecache.Name]struct{}{}}
+	r := c.refresh(dir)
 	for _, name := range names {
 		r.load(name)
 	}
+	return r.finish()
+}
+
+// refresh is one look at Services that changed, under mu.
+type refresh struct {
+	c   *Compiler
+	dir Services
+	// What was read of the directory.
+	views  map[nodecache.Name]*nodecache.FrontView
+	owners map[nodecache.OwnerKey]*nodecache.Owner
+	// touched are the fronts whose backends may have changed, dirty those whose
+	// tables may have.
+	touched, dirty map[nodecache.Name]struct{}
+}
+
+// refresh needs mu.
+func (c *Compiler) refresh(dir Services) *refresh {
+	return &refresh{
+		c: c, dir: dir,
+		views: map[nodecache.Name]*nodecache.FrontView{}, owners: map[nodecache.OwnerKey]*nodecache.Owner{},
+		touched: map[nodecache.Name]struct{}{}, dirty: map[nodecache.Name]struct{}{},
+	}
+}
+
+// soil notes that the tables of Services may change.
+func (r *refresh) soil(names map[nodecache.Name]struct{}) {
+	for name := range names {
+		r.dirty[name] = struct{}{}
+	}
+}
+
+// finish draws the consequences.
+func (r *refresh) finish() xds.Update {
+	c := r.c
 	for name := range r.dirty {
 		r.link(name)
 	}
@@ -84,18 +121,31 @@ func (c *Compiler) Fronts(dir Services, names []nodecache.Name) xds.Update {
 			delete(c.fronts, name)
 		}
 	}
+	if len(r.dirty) > 0 {
+		c.forgetPrograms()
+	}
 	slices.SortStableFunc(u.Set, func(a, b *xds.Resource) int { return cmp.Compare(a.Type, b.Type) })
 	return u
 }
 
-// refresh is one call of Fronts.
-type refresh struct {
-	c     *Compiler
-	dir   Services
-	views map[nodecache.Name]*nodecache.FrontView
-	// touched are the fronts whose backends may have changed, dirty those whose
-	// tables may have.
-	touched, dirty map[nodecache.Name]struct{}
+// forgetPrograms needs mu.
+func (c *Compiler) forgetPrograms() {
+	used := map[string]bool{}
+	for _, f := range c.fronts {
+		for _, hash := range f.programs {
+			used[hash] = true
+		}
+	}
+	maps.DeleteFunc(c.programs, func(hash string, _ *program) bool { return !used[hash] })
+}
+
+func (r *refresh) owner(key nodecache.OwnerKey) *nodecache.Owner {
+	o, ok := r.owners[key]
+	if !ok {
+		o = r.dir.Owner(key)
+		r.owners[key] = o
+	}
+	return o
 }
 
 func (r *refresh) view(name nodecache.Name) *nodecache.FrontView {
@@ -111,7 +161,7 @@ func (r *refresh) view(name nodecache.Name) *nodecache.FrontView {
 func (r *refresh) touch(name nodecache.Name) *front {
 	f := r.c.fronts[name]
 	if f == nil {
-		f = &front{users: map[nodecache.Name]struct{}{}, backends: map[backendID]*backend{}}
+		f = &front{users: map[nodecache.Name]struct{}{}, backends: map[backendID]*backend{}, programs: map[backendID]string{}}
 		r.c.fronts[name] = f
 		if v := r.view(name); v != nil {
 			f.front = v.Front
@@ -134,14 +184,18 @@ func (r *refresh) load(name nodecache.Name) {
 	}
 	known := r.c.fronts[name] != nil
 	f := r.touch(name)
+	for id, was := range f.programs {
+		if hash := r.programOf(id); hash != was {
+			f.programs[id] = hash
+			r.soil(f.users)
+		}
+	}
 	if known && f.front == now && slices.Equal(f.routes, routes) {
 		return
 	}
 	f.front, f.routes = now, routes
 	r.dirty[name] = struct{}{}
-	for user := range f.users {
-		r.dirty[user] = struct{}{}
-	}
+	r.soil(f.users)
 }
 
 // link notes the backends that the routes of a Service name.
@@ -151,15 +205,7 @@ func (r *refresh) link(name nodecache.Name) {
 	f.uses = map[backendID]struct{}{}
 	for _, route := range f.routes {
 		for i := range route.Rules {
-			rule := &route.Rules[i]
-			for _, b := range rule.Backends {
-				if rule.Refused != "" || b.Refused != "" || b.Weight == 0 {
-					continue
-				}
-				for m := range rule.Matches {
-					f.uses[backendOf(route.Kind, &rule.Matches[m], b)] = struct{}{}
-				}
-			}
+			r.linkRule(f, route.Kind, &route.Rules[i])
 		}
 	}
 	for id := range was {
@@ -167,6 +213,35 @@ func (r *refresh) link(name nodecache.Name) {
 	}
 	for id := range f.uses {
 		r.touch(id.service).users[name] = struct{}{}
+	}
+}
+
+// linkRule notes the backends that a rule names.
+func (r *refresh) linkRule(f *front, kind nodecache.RouteKind, rule *nodecache.RouteRule) {
+	var ids []backendID
+	for _, b := range rule.Backends {
+		if rule.Refused != "" || b.Refused != "" || b.Weight == 0 {
+			continue
+		}
+		for m := range rule.Matches {
+			ids = append(ids, backendOf(kind, &rule.Matches[m], b))
+		}
+		if kind != nodecache.HTTPRoute {
+			continue
+		}
+		id := backendID{service: b.Service, port: b.Port}
+		if to := r.touch(b.Service); to.programs[id] == "" {
+			to.programs[id] = r.programOf(id)
+		}
+	}
+	services := []string{""}
+	if p := r.c.transcodes(kind, rule); p != nil {
+		services = append(services, p.set.Services...)
+	}
+	for _, id := range ids {
+		for _, service := range services {
+			f.uses[id.calling(service)] = struct{}{}
+		}
 	}
 }
 
@@ -182,6 +257,10 @@ func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 			}
 		}
 	}
+	maps.DeleteFunc(f.programs, func(id backendID, _ string) bool {
+		_, ok := wanted[id]
+		return !ok
+	})
 	for id := range f.backends {
 		if _, ok := portOf(f.front, id.port); !ok {
 			delete(wanted, id)
@@ -204,7 +283,7 @@ func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 		b := &backend{
 			cluster: r.c.build(xds.ID{Type: xds.Cluster, Name: id.String()}, func() proto.Message { return backendCluster(id, port) }, old.cluster, &u),
 			cla: r.c.build(xds.ID{Type: xds.Endpoint, Name: id.String()}, func() proto.Message {
-				return assignment(id.String(), behind(r.dir, r.view(name), port, id.grpc))
+				return assignment(id.String(), r.behind(r.view(name), port, id.grpc))
 			}, old.cla, &u),
 		}
 		if len(u.Set) > 0 && b.cluster != nil && b.cla != nil {

@@ -61,19 +61,26 @@ func entryRoutes(e routetable.Entry, to []share) ([]*routev3.Route, error) {
 	if err != nil {
 		return nil, err
 	}
-	rs, err := actions(e, match, to)
-	for _, r := range rs {
-		if err == nil {
-			err = r.ValidateAll()
-		}
-	}
+	rs, err := entryActions(e, match, to)
 	if err != nil {
-		rs = []*routev3.Route{{Match: match, Action: failing(e)}}
+		rs = []*routev3.Route{{Name: entryName(e), Match: match, Action: failing(e)}}
+	}
+	return rs, err
+}
+
+// entryActions writes what becomes of the calls that the match takes.
+func entryActions(e routetable.Entry, match *routev3.RouteMatch, to []share) ([]*routev3.Route, error) {
+	rs, err := actions(e, match, to)
+	if err != nil {
+		return nil, err
 	}
 	for _, r := range rs {
 		r.Name = entryName(e)
+		if err := r.ValidateAll(); err != nil {
+			return nil, err
+		}
 	}
-	return rs, err
+	return rs, nil
 }
 
 // actions writes the rule's filters and backends.

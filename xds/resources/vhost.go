@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -112,23 +113,40 @@ func (c *Compiler) frontPort(name nodecache.Name, port uint16) (nodecache.FrontP
 func (c *Compiler) virtualHosts(namespace string) ([]*routev3.VirtualHost, map[backendID]struct{}) {
 	var out []*routev3.VirtualHost
 	named := map[backendID]struct{}{}
+	scope := xds.NamespaceScope(namespace)
 	for h := range c.hosts(namespace) {
 		v := &routev3.VirtualHost{Name: h.front.Key().String() + "/" + strconv.Itoa(int(h.port.Port)), Domains: h.domains}
+		var plain []*routev3.Route
 		for _, e := range h.table.Entries {
 			to := shares(e, c.frontPort)
+			services := []string{""}
 			rs, err := entryRoutes(e, to)
-			if err != nil {
-				c.leftOut(xds.ID{Type: xds.Route, Name: entryName(e), Scope: xds.NamespaceScope(namespace)}, err)
+			if p := c.transcodes(e.Route.Kind, e.In()); p != nil && err == nil {
+				var again []*routev3.Route
+				if again, err = transcodedRoutes(e, to, p.set.Services); err == nil {
+					// In front of all others: one for every path would take them.
+					v.Routes = append(v.Routes, again...)
+					services = append(services, p.set.Services...)
+					for _, r := range rs {
+						r.TypedPerFilterConfig = map[string]*anypb.Any{transcoderName: p.config}
+					}
+				}
 			}
-			v.Routes = append(v.Routes, rs...)
+			if err != nil {
+				c.leftOut(xds.ID{Type: xds.Route, Name: entryName(e), Scope: scope}, err)
+			}
+			plain = append(plain, rs...)
 			for _, s := range to {
-				if s.id != (backendID{}) {
-					named[s.id] = struct{}{}
+				for _, service := range services {
+					if s.id != (backendID{}) {
+						named[s.id.calling(service)] = struct{}{}
+					}
 				}
 			}
 		}
+		v.Routes = append(v.Routes, plain...)
 		if err := v.ValidateAll(); err != nil {
-			c.leftOut(xds.ID{Type: xds.Route, Name: v.Name, Scope: xds.NamespaceScope(namespace)}, err)
+			c.leftOut(xds.ID{Type: xds.Route, Name: v.Name, Scope: scope}, err)
 			continue
 		}
 		out = append(out, v)
