@@ -75,10 +75,16 @@ func check(md protoreflect.MethodDescriptor, r *annotations.HttpRule) (string, e
 	if b := r.GetBody(); b != "" && b != "*" && md.Input().Fields().ByName(protoreflect.Name(b)) == nil {
 		return "", fmt.Errorf("%s has no field %q for the body", md.Input().FullName(), b)
 	}
-	if b := r.GetResponseBody(); b != "" && md.Output().Fields().ByName(protoreflect.Name(b)) == nil {
-		return "", fmt.Errorf("%s has no field %q for the response body", md.Output().FullName(), b)
+	if b := r.GetResponseBody(); b != "" && !httpBody(md.Output().Fields().ByName(protoreflect.Name(b))) {
+		return "", fmt.Errorf("%s has no field %q of google.api.HttpBody for the response body", md.Output().FullName(), b)
 	}
 	return method + " " + shape, nil
+}
+
+// httpBody tells whether the field is one of the only kind that Envoy takes for
+// a response body.
+func httpBody(f protoreflect.FieldDescriptor) bool {
+	return f != nil && f.Message() != nil && f.Cardinality() != protoreflect.Repeated && f.Message().FullName() == "google.api.HttpBody"
 }
 
 // scalar returns an error unless the path leads to one value within the message.
