@@ -391,3 +391,39 @@ func TestFiltersTimeoutsAndRetriesOfARule(t *testing.T) {
 	e.content()
 	m.agent.connected("prod/me", "rds")
 }
+
+// Each change takes away the cluster that the routes named before, and brings
+// another: the first must outlive the routes at every client, the second be
+// there before them.
+func TestRoutesThatMoveUnderLoadLoseNoCall(t *testing.T) {
+	eachAPI(t, func(t *testing.T, api string) {
+		m := newMesh(t)
+		blue, _ := m.serve("blue-1-a", []string{"shop.Web"})
+		green, _ := m.serve("green-1-a", []string{"shop.Web"})
+		m.front("shop")
+		m.front("blue", blue)
+		m.front("green", green)
+		move := func(to string) {
+			m.route("GRPCRoute", "prod", "move", "shop", fmt.Sprintf("  - backendRefs: [{name: %s, port: 80}]\n", to))
+			m.put()
+		}
+		move("blue")
+		e := m.sidecar(t, api, "prod/me")
+		conn := m.at("shop.prod")
+		reaches(t, conn, "shop.Web", "blue-1-a")
+		listeners := e.dump()["dynamic_listeners egress"]
+		answered, stop := load(t, conn, "shop.Web")
+		for range 10 {
+			move("green")
+			reaches(t, conn, "shop.Web", "green-1-a")
+			move("blue")
+			reaches(t, conn, "shop.Web", "blue-1-a")
+		}
+		stop()
+		if answered() < 100 {
+			t.Errorf("only %d calls were made", answered())
+		}
+		e.quiet(listeners)
+		m.agent.connected("prod/me", "cds", "eds", "lds", "rds")
+	})
+}

@@ -3,6 +3,7 @@ package resources
 import (
 	"fmt"
 	"regexp/syntax"
+	"strings"
 	"unicode/utf8"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -15,8 +16,11 @@ import (
 const maxRegex = 100
 
 // checkRegex returns an error for what Envoy would not compile. Both take the
-// syntax of RE2.
+// syntax of RE2, but Envoy has it match bytes, of which none is \x{100}.
 func checkRegex(re string) error {
+	if strings.Contains(re, `\x{`) {
+		return fmt.Errorf(`regular expression %q has a character by number, as \x{e9}`, re)
+	}
 	tree, err := syntax.Parse(re, syntax.Perl)
 	if err != nil {
 		return fmt.Errorf("regular expression %q: %w", re, err)

@@ -128,7 +128,8 @@ func failing(e routetable.Entry) *routev3.Route_DirectResponse {
 	if e.Route.Kind == nodecache.GRPCRoute {
 		status = 503
 	}
-	text := fmt.Sprintf("rule %d of %s %s/%s has no backend that can be called", e.Rule, e.Route.Kind, e.Route.Namespace, e.Route.Name)
+	// Envoy takes a body of 4 KiB.
+	text := fmt.Sprintf("rule %d of %s %.253s/%.253s has no backend that can be called", e.Rule, e.Route.Kind, e.Route.Namespace, e.Route.Name)
 	return &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{
 		Status: status,
 		Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: text}},
