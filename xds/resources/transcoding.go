@@ -158,6 +158,19 @@ func (c *Compiler) transcodes(kind nodecache.RouteKind, rule *nodecache.RouteRul
 	return nil
 }
 
+// whyNot needs mu, for reading at least. It says why the descriptors of a
+// rule's backends are not used, empty if there are none that might be.
+func (c *Compiler) whyNot(rule *nodecache.RouteRule) string {
+	for _, b := range rule.Backends {
+		if f := c.fronts[b.Service]; f != nil {
+			if p := c.programs[f.programs[backendID{service: b.Service, port: b.Port}]]; p != nil && p.refused != "" {
+				return b.Service.String() + ": " + p.refused
+			}
+		}
+	}
+	return ""
+}
+
 // transcodedRoutes are the routes for calls of an entry that were transcoded:
 // Envoy looks for a route again then, by the path of the gRPC call. How the
 // call came stands in two headers that the filter writes.

@@ -166,6 +166,11 @@ type Choice struct {
 	// Shares are who may get the call; none where the rule redirects, or where
 	// it fails for want of a backend.
 	Shares []Share
+	// Transcodes are the gRPC services to which JSON calls are transcoded by
+	// the rule. NotTranscoded says why the descriptors of a backend are not used
+	// for that; empty where there are none, or they are.
+	Transcodes    []string
+	NotTranscoded string
 }
 
 // Share is a part of the calls.
@@ -199,6 +204,11 @@ func (c *Compiler) Choose(namespace, authority string, call routetable.Call) (Ch
 				sh.Cluster = s.id.String()
 			}
 			choice.Shares = append(choice.Shares, sh)
+		}
+		if p := c.transcodes(e.Route.Kind, e.In()); p != nil {
+			choice.Transcodes = p.set.Services
+		} else {
+			choice.NotTranscoded = c.whyNot(e.In())
 		}
 		return choice, true
 	}
