@@ -350,3 +350,33 @@ func TestFileSourceReadsRoutesOfEveryVersion(t *testing.T) {
 		t.Errorf("status %+v", st)
 	}
 }
+
+// An API server that comes up says at no moment that it has no routes, and one
+// that is away says nothing.
+func TestRestartOfTheAPIServerTakesNoRouteAway(t *testing.T) {
+	api := harness.StartAPIServer(t)
+	api.InstallCRDs(t, harness.GatewayCRDs(t)...)
+	w := &gatewayWorld{t: t, client: api.Dynamic(t), ns: api.Namespace(t)}
+	w.put("HTTPRoute", "v1", "a", toWeb)
+	x := newClusterAt(t, api)
+	x.src.DiscoverEvery(5 * time.Millisecond)
+	run(t, x.src)
+	waitSynced(t, x.src)
+	web := nodecache.Name{Namespace: w.ns, Name: "web"}
+	api.Stop()
+	eventually(t, func() string {
+		if st := x.src.Status(); st.Error == "" {
+			return "the source has not noticed"
+		}
+		return ""
+	})
+	api.Restart(t)
+	eventually(t, func() string { return x.src.Status().Error })
+	w.put("GRPCRoute", "v1", "b", toWeb)
+	x.waitRoutes(t, "on", fmt.Sprintf("GRPCRoute %s/b 1 to %s true", w.ns, web), fmt.Sprintf("HTTPRoute %s/a 1 to %s true", w.ns, web))
+	for _, line := range x.log.get() {
+		if strings.Contains(line, "routes of the Gateway API") && !strings.Contains(line, "state=on") {
+			t.Errorf("logged %q", line)
+		}
+	}
+}
