@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,9 +27,11 @@ type feed struct {
 	refused   prometheus.Counter // descriptors that cannot be used for transcoding
 
 	// mu is held from compiling to publishing, so that updates are published
-	// in the order in which they were made. The locks of the directory, the
-	// compiler and the server are taken under it, one after the other.
-	mu sync.Mutex
+	// in the order in which they were made; links are the jobs of descriptors
+	// that are not linked yet. The locks of the directory, the compiler, the
+	// server and the scheduler are taken under it, one after the other.
+	mu    sync.Mutex
+	links []*schedule.Job
 }
 
 // newFeed returns the agent's, whose other parts stand already.
@@ -59,13 +62,6 @@ func (f *feed) run(ctx context.Context) error {
 
 // flush publishes every change that the directory has seen so far.
 func (f *feed) flush() {
-	f.publishChanges()
-	for _, p := range f.compiler.Unlinked() {
-		f.scheduler.Submit(schedule.Transcode, schedule.Normal, "", func(context.Context) { f.link(p) })
-	}
-}
-
-func (f *feed) publishChanges() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if keys := f.sub.Poll(); len(keys) > 0 {
@@ -73,6 +69,32 @@ func (f *feed) publishChanges() {
 	}
 	if names := f.sub.PollFronts(); len(names) > 0 {
 		f.server.Publish(f.compiler.Fronts(f.dir, names))
+	}
+	f.links = slices.DeleteFunc(f.links, func(j *schedule.Job) bool {
+		select {
+		case <-j.Done():
+			return true
+		default:
+			return false
+		}
+	})
+	for _, p := range f.compiler.Unlinked() {
+		f.links = append(f.links, f.scheduler.Submit(schedule.Transcode, schedule.Normal, "", func(context.Context) { f.link(p) }))
+	}
+}
+
+// settled waits until all descriptors that were asked for are linked and
+// published, or ctx ends.
+func (f *feed) settled(ctx context.Context) {
+	f.mu.Lock()
+	links := slices.Clone(f.links)
+	f.mu.Unlock()
+	for _, j := range links {
+		select {
+		case <-j.Done():
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

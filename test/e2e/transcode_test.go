@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"testing"
 
@@ -142,4 +143,19 @@ func TestJSONCallsAreTranscodedByCollectedDescriptors(t *testing.T) {
 	reachesMethod("web.prod", "/lib.v1.Books/Get", codes.Unavailable) // to the REST server, by the last rule
 	e.quiet(listeners)
 	m.agent.connected("prod/me", "cds", "eds", "lds", "rds")
+
+	// A restart changes nothing: the descriptors are linked before the first
+	// answer.
+	before := e.dump()
+	m.agent.stop()
+	m.agent = m.start(t, "--source", m.source()).ready()
+	m.agent.connected("prod/me")
+	m.answers(request{host: "web.prod", path: "/v1/Books/7"}, `200 {"id":"7","title":"books-1-a Get"}`)
+	same(t, "after a restart", before, e.dump())
+	for _, kind := range []string{"cds", "eds", "lds", "rds"} {
+		if n := m.agent.metric(fmt.Sprintf("fingerpost_ads_resources_total{type=%q}", kind)); n != "0" {
+			t.Errorf("%s: %s resources were sent to a client that has them", kind, n)
+		}
+	}
+	e.quiet(listeners)
 }
