@@ -91,8 +91,11 @@ func (r *refresh) soil(names map[nodecache.Name]struct{}) {
 // finish draws the consequences.
 func (r *refresh) finish() xds.Update {
 	c := r.c
-	for name := range r.dirty {
-		r.link(name)
+	for linked := 0; linked < len(r.dirty); { // linking may find more
+		linked = len(r.dirty)
+		for name := range maps.Clone(r.dirty) {
+			r.link(name)
+		}
 	}
 	changed := map[backendID]struct{}{}
 	for name := range r.touched {
@@ -157,17 +160,24 @@ func (r *refresh) view(name nodecache.Name) *nodecache.FrontView {
 	return v
 }
 
-// touch returns the front, made if it is not there, as it is now.
+// touch returns the front, made if it is not there, with the Service as it is
+// now: it may have changed without a word of that so far.
 func (r *refresh) touch(name nodecache.Name) *front {
 	f := r.c.fronts[name]
 	if f == nil {
 		f = &front{users: map[nodecache.Name]struct{}{}, backends: map[backendID]*backend{}, programs: map[backendID]string{}}
 		r.c.fronts[name] = f
-		if v := r.view(name); v != nil {
-			f.front = v.Front
-		}
 	}
 	r.touched[name] = struct{}{}
+	var now *nodecache.Front
+	if v := r.view(name); v != nil {
+		now = v.Front
+	}
+	if f.front != now {
+		f.front = now
+		r.dirty[name] = struct{}{}
+		r.soil(f.users)
+	}
 	return f
 }
 
@@ -178,11 +188,6 @@ func (r *refresh) load(name nodecache.Name) {
 	if r.c.fronts[name] == nil && len(routes) == 0 {
 		return
 	}
-	var now *nodecache.Front
-	if v := r.view(name); v != nil {
-		now = v.Front
-	}
-	known := r.c.fronts[name] != nil
 	f := r.touch(name)
 	for id, was := range f.programs {
 		if hash := r.programOf(id); hash != was {
@@ -190,12 +195,10 @@ func (r *refresh) load(name nodecache.Name) {
 			r.soil(f.users)
 		}
 	}
-	if known && f.front == now && slices.Equal(f.routes, routes) {
-		return
+	if !slices.Equal(f.routes, routes) {
+		f.routes = routes
+		r.dirty[name] = struct{}{}
 	}
-	f.front, f.routes = now, routes
-	r.dirty[name] = struct{}{}
-	r.soil(f.users)
 }
 
 // link notes the backends that the routes of a Service name.
