@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -212,42 +213,46 @@ func newClusterAt(t *testing.T, api *harness.APIServer) *clusterFixture {
 	return x
 }
 
+const (
+	gatewayGroup     = `{"kind":"APIGroup","apiVersion":"v1","name":"gateway.networking.k8s.io","versions":[{"groupVersion":"gateway.networking.k8s.io/v1","version":"v1"}]}`
+	gatewayResources = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"gateway.networking.k8s.io/v1","resources":[{"name":"httproutes","kind":"HTTPRoute"},{"name":"httproutes/status","kind":"HTTPRoute"}]}`
+)
+
+// says answers with a Status.
+func says(code int, reason metav1.StatusReason) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason, Message: "it is " + string(reason),
+		})
+	}
+}
+
+func text(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(body))
+	}
+}
+
 // Whatever is wrong with the Gateway API of a cluster, its pods are served.
 func TestErringGatewayAPIHoldsUpNothing(t *testing.T) {
-	const (
-		group     = `{"kind":"APIGroup","apiVersion":"v1","name":"gateway.networking.k8s.io","versions":[{"groupVersion":"gateway.networking.k8s.io/v1","version":"v1"}]}`
-		resources = `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"gateway.networking.k8s.io/v1","resources":[{"name":"httproutes","kind":"HTTPRoute"},{"name":"httproutes/status","kind":"HTTPRoute"}]}`
-	)
-	status := func(code int, reason metav1.StatusReason) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			w.WriteHeader(code)
-			_ = json.NewEncoder(w).Encode(metav1.Status{
-				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason, Message: "it is " + string(reason),
-			})
-		}
-	}
-	text := func(body string) http.HandlerFunc {
-		return func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = w.Write([]byte(body))
-		}
-	}
 	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
 	for _, c := range []struct {
 		name              string
 		discovery, routes http.HandlerFunc
 		state             string
 	}{
-		{"discovery is forbidden", status(403, metav1.StatusReasonForbidden), nil, "off: it is Forbidden"},
-		{"discovery fails", status(500, metav1.StatusReasonInternalError), nil, "off: it is InternalError"},
+		{"discovery is forbidden", says(403, metav1.StatusReasonForbidden), nil, "off: it is Forbidden"},
+		{"discovery fails", says(500, metav1.StatusReasonInternalError), nil, "off: it is InternalError"},
 		{"discovery hangs", hang, nil, "off: the cluster was not asked yet"},
 		{"discovery is garbage", text("<html>"), nil, "off: "},
-		{"lists are forbidden", text(group), status(403, metav1.StatusReasonForbidden), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
-		{"lists fail", text(group), status(500, metav1.StatusReasonInternalError), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
-		{"lists hang", text(group), hang, "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
-		{"lists are garbage", text(group), text(`{"kind":"HTTPRouteList","apiVersion":"gateway.networking.k8s.io/v1","items":3}`), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
-		{"lists are not there", text(group), status(404, metav1.StatusReasonNotFound), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
+		{"lists are forbidden", text(gatewayGroup), says(403, metav1.StatusReasonForbidden), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
+		{"lists fail", text(gatewayGroup), says(500, metav1.StatusReasonInternalError), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
+		{"lists hang", text(gatewayGroup), hang, "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
+		{"lists are garbage", text(gatewayGroup), text(`{"kind":"HTTPRouteList","apiVersion":"gateway.networking.k8s.io/v1","items":3}`), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
+		{"lists are not there", text(gatewayGroup), says(404, metav1.StatusReasonNotFound), "on: the cluster has no GRPCRoute, no ReferenceGrant; httproutes: not synced"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -256,7 +261,7 @@ func TestErringGatewayAPIHoldsUpNothing(t *testing.T) {
 			mux := http.NewServeMux()
 			mux.Handle("/", s)
 			mux.HandleFunc("/apis/gateway.networking.k8s.io", c.discovery)
-			mux.HandleFunc("/apis/gateway.networking.k8s.io/v1", text(resources))
+			mux.HandleFunc("/apis/gateway.networking.k8s.io/v1", text(gatewayResources))
 			if c.routes != nil {
 				mux.HandleFunc("/apis/gateway.networking.k8s.io/v1/httproutes", c.routes)
 			}
@@ -379,4 +384,58 @@ func TestRestartOfTheAPIServerTakesNoRouteAway(t *testing.T) {
 			t.Errorf("logged %q", line)
 		}
 	}
+}
+
+// What a cluster has not any more must be said twice before it counts.
+func TestKindThatIsMissingOnceIsKept(t *testing.T) {
+	s := newAPIServer(t)
+	var absent, lists, asked atomic.Int32
+	mux := http.NewServeMux()
+	mux.Handle("/", s)
+	mux.HandleFunc("/apis/gateway.networking.k8s.io", func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if absent.Add(-1) >= 0 {
+			says(404, metav1.StatusReasonNotFound)(w, r)
+		} else {
+			text(gatewayGroup)(w, r)
+		}
+	})
+	mux.HandleFunc("/apis/gateway.networking.k8s.io/v1", text(gatewayResources))
+	mux.HandleFunc("/apis/gateway.networking.k8s.io/v1/httproutes", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") == "" {
+			lists.Add(1)
+			text(`{"kind":"HTTPRouteList","apiVersion":"gateway.networking.k8s.io/v1","metadata":{"resourceVersion":"5"},"items":[{"metadata":{"namespace":"a","name":"b","uid":"1"},"spec":{"rules":[{}]}}]}`)(w, r)
+		} else if r.URL.Query().Get("sendInitialEvents") != "" {
+			says(422, metav1.StatusReasonInvalid)(w, r)
+		} else {
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		}
+	})
+	front := httptest.NewServer(mux)
+	t.Cleanup(front.Close)
+	x := newCluster(t, front.URL)
+	x.src.DiscoverEvery(5 * time.Millisecond)
+	run(t, x.src)
+	waitSynced(t, x.src)
+	const on, route = "on: the cluster has no GRPCRoute, no ReferenceGrant", "HTTPRoute a/b 0"
+	x.waitRoutes(t, on, route)
+	for range 5 {
+		before := asked.Load()
+		absent.Store(1)
+		eventually(t, func() string {
+			if asked.Load() < before+3 {
+				return "not asked"
+			}
+			return ""
+		})
+		x.waitRoutes(t, on, route)
+	}
+	if n := lists.Load(); n != 1 {
+		t.Errorf("listed %d times", n)
+	}
+	absent.Store(1 << 30)
+	x.waitRoutes(t, "off: the cluster has no HTTPRoute, no GRPCRoute, no ReferenceGrant")
+	absent.Store(0)
+	x.waitRoutes(t, on, route)
 }
