@@ -149,6 +149,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.server = ads.New(ads.Options{
 		Scopes:     a.scopes,
 		Pod:        a.podOf,
+		Refused:    a.newRejected(),
 		Identifier: "fingerpost/" + c.Version + " " + c.nodeName(),
 		Logger:     a.log,
 		Registerer: a.registry,

@@ -20,17 +20,22 @@ const (
 	// before it.
 	ReasonDropped = "ServicesDropped"
 	ReasonAdded   = "ServicesAdded"
+	// ReasonRejected: the sidecar or gRPC client of a pod rejected what it was
+	// sent.
+	ReasonRejected = "ConfigurationRejected"
 )
 
-// maxNames bounds the names in one message, which the API server bounds to
-// 1024 bytes in its newer form.
-const maxNames = 700
+// maxText bounds what varies in one message, in bytes: in its newer form of
+// Events the API server bounds the message to 1024.
+const maxText = 700
 
 // Event is something to say of an object.
 type Event struct {
 	Object  corev1.ObjectReference
 	Warning bool
-	Reason  string
+	// Own is set of what this agent alone knows: it writes it, elected or not.
+	Own    bool
+	Reason string
 	// Message is equal for equal facts on every agent: it has no time, count or
 	// node of the one that says it.
 	Message string
@@ -52,10 +57,22 @@ func objectOf(o *nodecache.Owner) corev1.ObjectReference {
 	}
 }
 
+// Rejected is what to say of a pod whose client rejected resources of a type.
+func Rejected(pod *nodecache.Pod, kind, text string) Event {
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "…"
+	}
+	return Event{
+		Object:  corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)},
+		Warning: true, Own: true, Reason: ReasonRejected,
+		Message: fmt.Sprintf("the pod's client rejected a response of type %s and keeps what it accepted before: %s", kind, text),
+	}
+}
+
 func list(names []string) string {
 	text := ""
 	for i, name := range names {
-		if len(text)+len(name) > maxNames {
+		if len(text)+len(name) > maxText {
 			return fmt.Sprintf("%s and %d more", text, len(names)-i)
 		}
 		if i > 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,8 +50,8 @@ type WriterOptions struct {
 	Metrics         prometheus.Registerer // nil: none
 }
 
-// Writer writes Events as long as it is elected. Its methods are safe for
-// concurrent use.
+// Writer writes Events: as long as it is elected those that every agent knows
+// of, and its own always. Its methods are safe for concurrent use.
 type Writer struct {
 	o        WriterOptions
 	election *election      // of Run alone
@@ -61,6 +62,7 @@ type Writer struct {
 	// mu guards what follows. Options.State is called under it.
 	mu      sync.Mutex
 	until   time.Time // elected before it
+	holder  string    // of the Lease, when it was last looked at
 	recent  []said    // the oldest first
 	trouble string    // why Events cannot be written; empty while they can
 	state   string
@@ -69,9 +71,10 @@ type Writer struct {
 // said is an Event that was said.
 type said struct {
 	Event
-	name string // in the API
-	at   time.Time
-	done bool // the API server has it
+	name  string // in the API
+	at    time.Time
+	tried time.Time // when it failed last; zero: never
+	done  bool      // the API server has it, or never will
 }
 
 // NewWriter returns a writer for the API server of the config. It makes no
@@ -98,7 +101,7 @@ func NewWriter(config *rest.Config, o WriterOptions) (*Writer, error) {
 			identity: fmt.Sprintf("%s-%08x", o.Node, rand.Uint32()),
 		},
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "fingerpost_events_total", Help: "Events that this agent had to write while it was elected, by result: written, known (the API server had it), failed, or dropped (too many).",
+			Name: "fingerpost_events_total", Help: "Events that this agent had to write, by result: written, known (the API server had it), failed, or dropped (too many).",
 		}, []string{"result"}),
 	}
 	for _, result := range []string{"written", "known", "failed", "dropped"} {
@@ -142,7 +145,7 @@ func (w *Writer) Say(e Event) {
 		}
 	}
 	if len(w.recent) == remembered {
-		if !w.recent[0].done && w.elected() {
+		if !w.recent[0].done && (w.recent[0].Own || w.elected()) {
 			w.writes.WithLabelValues("dropped").Inc()
 		}
 		w.recent = append(w.recent[:0], w.recent[1:]...)
@@ -185,21 +188,26 @@ func (w *Writer) attempt(ctx context.Context) time.Duration {
 	holder, err := w.election.attempt(ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.rouse()
 	switch {
 	case ctx.Err() != nil || err != nil && w.elected():
 		return w.o.Lease / 6
 	case err != nil:
+		w.holder = ""
 		w.tell("off: " + oneLine(err))
 		return jittered(w.o.Lease)
-	case holder != w.election.identity:
-		w.until, w.trouble = time.Time{}, ""
-		w.tell("on: follower of " + holder)
-		return jittered(w.o.Lease)
 	}
-	w.until = begun.Add(w.o.Lease * 2 / 3)
-	w.tellWriter()
-	w.rouse()
-	return w.o.Lease / 3
+	next := jittered(w.o.Lease)
+	if w.holder = holder; holder == w.election.identity {
+		w.until, next = begun.Add(w.o.Lease*2/3), w.o.Lease/3
+	} else {
+		w.until = time.Time{}
+	}
+	if len(w.due()) == 0 {
+		w.trouble = "" // it holds nothing up
+	}
+	w.show()
+	return next
 }
 
 // resign releases the Lease.
@@ -218,8 +226,8 @@ func (w *Writer) resign(ctx context.Context) {
 	}
 }
 
-// write writes what was said and is not written, whenever this agent is
-// elected. After a failure it goes on with the next renewal of the Lease.
+// write writes what is due. After a failure it goes on with the next look at the
+// Lease.
 func (w *Writer) write(ctx context.Context) {
 	for {
 		select {
@@ -243,19 +251,22 @@ func (w *Writer) write(ctx context.Context) {
 	}
 }
 
-// next returns the oldest Event that has to be written now.
+// next returns the Event that has to be written now: the oldest of those that
+// were tried longest ago, so that one that fails keeps no other waiting.
 func (w *Writer) next() (said, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.elected() {
-		return said{}, false
-	}
-	for _, s := range w.recent {
-		if !s.done && time.Since(s.at) < replay {
-			return s, true
-		}
+	if due := w.due(); len(due) > 0 {
+		return slices.MinFunc(due, func(a, b said) int { return a.tried.Compare(b.tried) }), true
 	}
 	return said{}, false
+}
+
+// due needs mu. It returns what has to be written, the oldest first.
+func (w *Writer) due() []said {
+	return slices.DeleteFunc(slices.Clone(w.recent), func(s said) bool {
+		return s.done || !s.Own && !w.elected() || time.Since(s.at) >= replay
+	})
 }
 
 // post returns nil also where the API server has the Event.
@@ -291,8 +302,8 @@ func (w *Writer) posted(s *said, err error) {
 	// that ends. That it may not be written is for somebody to change.
 	over := err == nil || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause)
 	for i := range w.recent {
-		if r := &w.recent[i]; over && r.name == s.name && r.Object.Namespace == s.Object.Namespace {
-			r.done = true
+		if r := &w.recent[i]; r.name == s.name && r.Object.Namespace == s.Object.Namespace {
+			r.done, r.tried = over, time.Now()
 		}
 	}
 	w.trouble = ""
@@ -301,18 +312,19 @@ func (w *Writer) posted(s *said, err error) {
 	} else if err != nil {
 		w.rouse()
 	}
-	if w.elected() {
-		w.tellWriter()
-	}
+	w.show()
 }
 
-// tellWriter needs mu.
-func (w *Writer) tellWriter() {
-	if w.trouble != "" {
-		w.tell("off: elected, but Events cannot be written: " + w.trouble)
-		return
+// show needs mu. What is the matter with the Lease is told by attempt.
+func (w *Writer) show() {
+	switch {
+	case w.trouble != "":
+		w.tell("off: Events cannot be written: " + w.trouble)
+	case w.elected():
+		w.tell("on: writer")
+	case w.holder != "" && w.holder != w.election.identity:
+		w.tell("on: follower of " + w.holder)
 	}
-	w.tell("on: writer")
 }
 
 // tell needs mu. The log hears of the beginning and the end of trouble, and

@@ -205,7 +205,7 @@ func TestRightsThatAreMissingAreNamed(t *testing.T) {
 	a := start(t, api, ns, "n1").is("on: writer")
 	a.net.refuses.Store("events")
 	a.Say(event(ns, "one"))
-	a.is("off: elected, but Events cannot be written: events is forbidden")
+	a.is("off: Events cannot be written: events is forbidden")
 	a.net.refuses.Store("")
 	a.is("on: writer") // with what could not be written
 	events(t, api, ns, "one")
@@ -215,6 +215,42 @@ func TestRightsThatAreMissingAreNamed(t *testing.T) {
 	if n := strings.Count(a.log.String(), "level=WARN"); n != 2 {
 		t.Errorf("the log has %d warnings, want 2:\n%s", n, a.log)
 	}
+}
+
+// What an agent alone knows it writes itself, elected or not, and with the API
+// server away as soon as it is back.
+func TestFollowerWritesWhatItAloneKnows(t *testing.T) {
+	api := harness.SharedAPIServer(t)
+	ns := api.Namespace(t)
+	a := start(t, api, ns, "n1").is("on: writer")
+	b := start(t, api, ns, "n2").is("on: follower of n1-")
+	own := event(ns, "own")
+	own.Own = true
+	b.net.refuses.Store("events")
+	b.Say(own)
+	b.is("off: Events cannot be written: ")
+	b.net.refuses.Store("")
+	b.Say(event(ns, "of all"))
+	events(t, api, ns, "own")
+	b.is("on: follower of n1-")
+	if x, y := a.net.posts.Load(), b.net.posts.Load(); x != 0 || y != 1 {
+		t.Errorf("wrote %d and %d Events, want none and 1", x, y)
+	}
+}
+
+// An Event that cannot be written keeps no other waiting.
+func TestOneEventThatFailsKeepsNoOtherWaiting(t *testing.T) {
+	api := harness.SharedAPIServer(t)
+	ns, full := api.Namespace(t), api.Namespace(t)
+	a := start(t, api, ns, "n1").is("on: writer")
+	a.net.refuses.Store(full) // as where a quota is used up
+	a.Say(event(full, "nowhere"))
+	a.is("off: Events cannot be written: " + full)
+	for i := range 3 {
+		a.Say(event(ns, fmt.Sprint(i)))
+	}
+	events(t, api, ns, "0", "1", "2")
+	events(t, api, full)
 }
 
 // Many that begin together agree on one, also where they are of one node.

@@ -9,12 +9,15 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/fingerpost/fingerpost/agent"
 	"github.com/fingerpost/fingerpost/test/harness"
+	"github.com/fingerpost/fingerpost/xds"
+	"github.com/fingerpost/fingerpost/xds/client"
 	"github.com/fingerpost/fingerpost/xds/resources"
 )
 
@@ -137,6 +140,40 @@ func TestOneAgentWritesWhatARolloutChanges(t *testing.T) {
 	if strings.Contains(again.log.String(), "a new revision") {
 		t.Error("a restart tells of an old rollout")
 	}
+}
+
+// Each agent tells of what clients of its own node rejected.
+func TestRejectedConfigurationIsAnEventOfThePod(t *testing.T) {
+	c := newCluster(t)
+	c.declared("cart-1-a", "50051=shop.v1.Cart")
+	web := c.create(newPod("web-1-a", "", 50051), nextAddr())
+	elsewhere := newPod("web-1-b", "", 50051)
+	elsewhere.Spec.NodeName = "n2"
+	c.create(elsewhere, nextAddr())
+	writer, follower := c.reporter("n9"), c.reporter("n1")
+	writer.reports("on: writer")
+	follower.reports("on: follower of n9-")
+	for _, id := range []string{c.ns + "/web-1-b", c.ns + "/nobody", c.ns + "/web-1-a"} {
+		for range 2 {
+			raw := connectRaw(t, follower.ads, client.Options{
+				Delta: true, Node: &corev3.Node{Id: id},
+				Reply: func(client.Response) client.Reply { return client.Reply{Nack: "no such thing"} },
+			})
+			raw.subscribe(xds.Cluster)
+			harness.Eventually(t, soon, func() error {
+				for _, p := range follower.proxies() {
+					if p.ID == id && p.Types["cds"].Nack != nil {
+						return nil
+					}
+				}
+				return fmt.Errorf("%s has rejected nothing", id)
+			})
+			raw.close()
+		}
+	}
+	c.says("Warning ConfigurationRejected Pod/" + web.Name + " x1: the pod's client rejected a response of type cds and keeps what it accepted before: no such thing")
+	follower.counts(`fingerpost_events_total{result="written"}`, "1")
+	writer.counts(`fingerpost_events_total{result="written"}`, "0")
 }
 
 // Reports are off for a reason, and everything else works.
