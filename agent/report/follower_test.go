@@ -277,6 +277,48 @@ func TestWayBackIsTold(t *testing.T) {
 		w.dir.RemovePod("b1")
 		w.says()
 	})
+	bubble(t, func(w *world) {
+		w.collected(pod("a", "1"), info(nodecache.PortServes, "shop.A"))
+		w.follow()
+		w.collected(pod("b", "1"), info(nodecache.PortServes, "shop.B"))
+		w.says("ServicesAdded ReplicaSet/web-b shop.B", "ServicesDropped ReplicaSet/web-b shop.A")
+		w.collected(pod("c", "1"), info(nodecache.PortServes, "shop.C"))
+		w.says("ServicesAdded ReplicaSet/web-c shop.C", "ServicesDropped ReplicaSet/web-c shop.B")
+		w.dir.RemovePod("b1")
+		back := pod("b", "2")
+		back.Created = pod("d", "1").Created
+		w.dir.UpsertPod(back)
+		w.says("ServicesAdded ReplicaSet/web-b shop.B", "ServicesDropped ReplicaSet/web-b shop.C")
+		w.change("b", "c", []string{"shop.B"}, []string{"shop.C"})
+	})
+}
+
+func TestNewWorkloadAddsNothing(t *testing.T) {
+	bubble(t, func(w *world) {
+		w.follow()
+		w.dir.UpsertPod(pod("a", "1"))
+		w.says()
+		w.collected(pod("a", "1"), info(nodecache.PortServes, "shop.Cart"))
+		w.says()
+	})
+}
+
+// The age of a revision outlives its pods.
+func TestAgeIsRememberedOfRevisionsWithoutPods(t *testing.T) {
+	bubble(t, func(w *world) {
+		w.follow()
+		for minute, p := range []*nodecache.Pod{pod("z", "1", "shop.Z"), pod("y", "1", "shop.Y"), pod("x", "1", "shop.X")} {
+			p.Created = time.Date(2026, 5, 1, 12, minute, 0, 0, time.UTC)
+			w.dir.UpsertPod(p)
+			synctest.Wait()
+			time.Sleep(time.Second)
+			if minute < 2 {
+				w.dir.RemovePod(p.UID)
+			}
+		}
+		w.says("ServicesAdded ReplicaSet/web-x shop.X", "ServicesAdded ReplicaSet/web-y shop.Y",
+			"ServicesDropped ReplicaSet/web-x shop.Y", "ServicesDropped ReplicaSet/web-y shop.Z")
+	})
 }
 
 // The revision before is the one by age, in every order of arrival.

@@ -49,7 +49,8 @@ type network struct {
 	next    http.RoundTripper
 	down    atomic.Bool
 	refuses atomic.Value // string: a resource of which the server says 403
-	posts   atomic.Int32 // Events that were created
+	tries   atomic.Int32 // to create an Event
+	posts   atomic.Int32 // that did
 }
 
 func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -64,8 +65,11 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 		}, nil
 	}
 	resp, err := n.next.RoundTrip(r)
-	if err == nil && r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") && resp.StatusCode == http.StatusCreated {
-		n.posts.Add(1)
+	if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/events") {
+		n.tries.Add(1)
+		if err == nil && resp.StatusCode == http.StatusCreated {
+			n.posts.Add(1)
+		}
 	}
 	return resp, err
 }
@@ -165,6 +169,10 @@ func TestOneOfTwoWrites(t *testing.T) {
 	events(t, api, ns, "first", "second", "third", "fourth")
 	if n := b.net.posts.Load(); n != 1 {
 		t.Errorf("the next one wrote %d Events, want 1", n)
+	}
+	b.stop()
+	if n, m := a.net.tries.Load(), b.net.tries.Load(); n != 3 || m != 4 {
+		t.Errorf("tried %d and %d times to write, want 3 and 4", n, m)
 	}
 	l, err := api.Client.CoordinationV1().Leases(ns).Get(t.Context(), leaseName, metav1.GetOptions{})
 	if err != nil || !strings.HasPrefix(*l.Spec.HolderIdentity, "n2-") || *l.Spec.LeaseTransitions != 1 {
