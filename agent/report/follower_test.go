@@ -296,9 +296,13 @@ func TestWayBackIsTold(t *testing.T) {
 func TestNewWorkloadAddsNothing(t *testing.T) {
 	bubble(t, func(w *world) {
 		w.follow()
-		w.dir.UpsertPod(pod("a", "1"))
+		p := pod("a", "1", "shop.Declared")
+		p.Hints = append(p.Hints, nodecache.Hint{Port: 50052, Why: "port name"})
+		w.dir.UpsertPod(p)
 		w.says()
-		w.collected(pod("a", "1"), info(nodecache.PortServes, "shop.Cart"))
+		found := info(nodecache.PortServes, "shop.Cart")
+		found.Ports[0].Port = 50052
+		w.collected(p, found)
 		w.says()
 	})
 }

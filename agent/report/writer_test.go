@@ -170,13 +170,13 @@ func TestOneOfTwoWrites(t *testing.T) {
 	if n := b.net.posts.Load(); n != 1 {
 		t.Errorf("the next one wrote %d Events, want 1", n)
 	}
-	b.stop()
-	if n, m := a.net.tries.Load(), b.net.tries.Load(); n != 3 || m != 4 {
-		t.Errorf("tried %d and %d times to write, want 3 and 4", n, m)
-	}
 	l, err := api.Client.CoordinationV1().Leases(ns).Get(t.Context(), leaseName, metav1.GetOptions{})
 	if err != nil || !strings.HasPrefix(*l.Spec.HolderIdentity, "n2-") || *l.Spec.LeaseTransitions != 1 {
 		t.Errorf("lease %+v, %v", l.Spec, err)
+	}
+	b.stop()
+	if n, m := a.net.tries.Load(), b.net.tries.Load(); n != 3 || m != 4 {
+		t.Errorf("tried %d and %d times to write, want 3 and 4", n, m)
 	}
 }
 
