@@ -46,14 +46,19 @@ type writer struct {
 
 // network lets requests through, or breaks or refuses them.
 type network struct {
-	next    http.RoundTripper
 	down    atomic.Bool
 	refuses atomic.Value // string: a resource of which the server says 403
 	tries   atomic.Int32 // to create an Event
 	posts   atomic.Int32 // that did
 }
 
-func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
+// through is a transport behind a network.
+type through struct {
+	*network
+	next http.RoundTripper
+}
+
+func (n through) RoundTrip(r *http.Request) (*http.Response, error) {
 	if n.down.Load() {
 		return nil, errors.New("network is unreachable")
 	}
@@ -77,10 +82,8 @@ func (n *network) RoundTrip(r *http.Request) (*http.Response, error) {
 func start(t *testing.T, api *harness.APIServer, namespace, node string) *writer {
 	w := &writer{t: t, log: &bytes.Buffer{}, net: &network{}}
 	config := rest.CopyConfig(api.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		w.net.next = next
-		return w.net
-	})
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return through{w.net, next} })
+	t.Cleanup(func() { harness.CloseIdleConnections(config) })
 	var err error
 	w.Writer, err = report.NewWriter(config, report.WriterOptions{
 		Namespace: namespace, Name: leaseName, Node: node, Lease: lease,
@@ -99,7 +102,6 @@ func start(t *testing.T, api *harness.APIServer, namespace, node string) *writer
 	go func() { w.Run(ctx); close(done) }()
 	w.stop = func() { cancel(); <-done }
 	t.Cleanup(w.stop)
-	t.Cleanup(func() { harness.CloseIdleConnections(config) })
 	return w
 }
 
