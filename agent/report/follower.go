@@ -223,7 +223,9 @@ func (f *Follower) judge(w nodecache.Workload, r *revision, start bool) []Event 
 	if len(added)+len(dropped) == 0 {
 		return nil
 	}
-	if start && !(before != nil && before.origin == nodecache.OriginCheckpoint && (r.origin == nodecache.OriginSelf || r.origin == nodecache.OriginPeer)) {
+	// An earlier process knew the one, this one has asked the other.
+	fresh := before != nil && before.origin == nodecache.OriginCheckpoint && (r.origin == nodecache.OriginSelf || r.origin == nodecache.OriginPeer)
+	if start && !fresh {
 		return nil
 	}
 	return f.tell(w, r, previous, added, dropped)
