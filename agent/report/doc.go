@@ -3,6 +3,7 @@
 // of a workload serves other services than the one before.
 //
 //	directory ──changes──▶ Follower ──Event──▶ Writer ──if elected──▶ API server
+//	          what one agent alone knows ──▶ ┘        ──always──▶
 //
 // Every agent follows its own directory, and so knows, logs and counts the
 // same. One of them, elected by a Lease, writes: each Event has a name that
