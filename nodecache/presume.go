@@ -54,8 +54,8 @@ func open(was, hinted []uint16, said func(port uint16) bool) []uint16 {
 }
 
 // open returns the ports on which the pod, of an owner with the info, may serve
-// what a predecessor serves on the ports was. A declaration is the pod's word on
-// its port, and names the port as a hint does.
+// what a predecessor serves on the ports was. A port that is declared, or was
+// asked, is one of the pod's as one that is hinted.
 func (m Member) open(was []uint16, info *Info) []uint16 {
 	var known []PortInfo
 	if info != nil {
@@ -67,6 +67,9 @@ func (m Member) open(was []uint16, info *Info) []uint16 {
 	}
 	for _, d := range m.Declared {
 		hinted = append(hinted, d.Port)
+	}
+	for _, p := range known {
+		hinted = append(hinted, p.Port)
 	}
 	slices.Sort(hinted)
 	return open(was, slices.Compact(hinted), func(port uint16) bool { return m.declares(port) || said(known, port) })

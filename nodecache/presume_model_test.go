@@ -81,6 +81,9 @@ func (m *model) maybe(p nodecache.Pod, service string, was []uint16) (ports []ui
 		named[d.Port] = true
 		yes = yes || slices.Contains(d.Services, service)
 	}
+	for _, i := range m.info(p.Owner).Ports {
+		named[i.Port] = true
+	}
 	for _, port := range on(m.info(p.Owner), service) {
 		yes = yes || !declares(p, port)
 	}

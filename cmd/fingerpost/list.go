@@ -132,7 +132,13 @@ func newOwners() *cobra.Command {
 func ownersTable(w *table, owners []agent.OwnerView) {
 	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "REASON")
 	for _, o := range owners {
-		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(o.Services), o.Reason)
+		services := o.Services
+		for _, p := range o.Presumed {
+			for _, name := range p.Services {
+				services = append(services, name+" (presumed)")
+			}
+		}
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(services), o.Reason)
 	}
 }
 
