@@ -26,8 +26,9 @@ func (p *Presumption) equal(q *Presumption) bool {
 }
 
 // revises tells whether the owners of a workload are its revisions. A pod
-// without a controller has none, and a Job of the same name is another run.
-func (w Workload) revises() bool { return w.Kind != "Pod" && w.Kind != "Job" }
+// without a controller has none, a Job of the same name is another run, and what
+// has no name is no workload.
+func (w Workload) revises() bool { return w.Kind != "Pod" && w.Kind != "Job" && w.Name != "" }
 
 // settles tells whether a port has said what it serves. One that knows no
 // reflection, or denies it, has not.

@@ -143,10 +143,10 @@ func fair(t *testing.T, by map[string]int, serving int, pods []replica) (most fl
 	share := 1 / float64(serving)
 	noise := 6 * math.Sqrt(share*(1-share)/float64(calls))
 	for _, p := range pods {
-		got := float64(by[p.Sample.Name]) / float64(calls)
+		got := float64(by[p.Name]) / float64(calls)
 		most = max(most, got)
 		if got > share+noise {
-			t.Errorf("%s got %.3f of %d calls beside %d other pods, want at most %.3f and %.3f of noise", p.Sample.Name, got, calls, serving-1, share, noise)
+			t.Errorf("%s got %.3f of %d calls beside %d other pods, want at most %.3f and %.3f of noise", p.Name, got, calls, serving-1, share, noise)
 		}
 	}
 	return most
@@ -248,7 +248,7 @@ func TestRolloutWithBrokenReflectionKeepsServiceAndShares(t *testing.T) {
 func names(rs []replica) []string {
 	var out []string
 	for _, r := range rs {
-		out = append(out, r.Sample.Name)
+		out = append(out, r.Name)
 	}
 	return out
 }
@@ -282,7 +282,7 @@ func presumed(t *testing.T, a *agentProcess, service string, pods []replica, kno
 	if out := a.must("explain", "service", service); strings.Count(out, why) != len(pods) {
 		t.Errorf("explain service says\n%s\nwithout %q for each pod", out, why)
 	}
-	out := a.must("explain", "pod", "prod/"+pods[0].Sample.Name)
+	out := a.must("explain", "pod", "prod/"+pods[0].Name)
 	if want := fmt.Sprintf("%s on port %d, %s", service, pods[0].Port(), why); !strings.Contains(out, want) || !strings.Contains(out, "is served: "+service) {
 		t.Errorf("explain pod says\n%s\nwithout %q", out, want)
 	}

@@ -229,7 +229,7 @@ func (h *history) restart() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.world.c, h.published, h.evidence = c, map[xds.ID]*xds.Resource{}, map[xds.Scope]xds.Evidence{}
+	h.c, h.published, h.evidence = c, map[xds.ID]*xds.Resource{}, map[xds.Scope]xds.Evidence{}
 }
 
 func (h *history) compare() {
