@@ -321,10 +321,10 @@ func (h *history) step(r *rand.Rand) {
 const presumeSeed = 0
 
 func TestPresumedEndpointsAgreeWithTheModel(t *testing.T) {
-	histories := uint64(600)
+	histories := uint64(200)
 	base := rand.Uint64()
 	if testing.Short() {
-		histories = 100
+		histories = 50
 	}
 	if presumeSeed != 0 {
 		base, histories = presumeSeed, 1
