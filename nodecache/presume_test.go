@@ -3,7 +3,6 @@ package nodecache_test
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"

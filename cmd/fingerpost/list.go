@@ -130,7 +130,7 @@ func newOwners() *cobra.Command {
 }
 
 func ownersTable(w *table, owners []agent.OwnerView) {
-	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "REASON")
+	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "CHANGE", "REASON")
 	for _, o := range owners {
 		services := o.Services
 		for _, p := range o.Presumed {
@@ -138,7 +138,14 @@ func ownersTable(w *table, owners []agent.OwnerView) {
 				services = append(services, name+" (presumed)")
 			}
 		}
-		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(services), o.Reason)
+		var change []string
+		for _, name := range o.Added {
+			change = append(change, "+"+name)
+		}
+		for _, name := range o.Dropped {
+			change = append(change, "-"+name)
+		}
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(services), some(change), o.Reason)
 	}
 }
 
