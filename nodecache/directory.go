@@ -44,8 +44,9 @@ type Directory struct {
 type record struct {
 	generation uint64
 	workload   Workload
-	created    time.Time
-	pods       []*Pod // sorted by comparePods
+	created    time.Time // of the oldest pod seen in this generation
+	oldest     time.Time // of the oldest pod seen in any
+	pods       []*Pod    // sorted by comparePods
 	stored     Knowledge
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
@@ -62,6 +63,7 @@ type learned struct {
 	name     string
 	workload Workload
 	created  time.Time
+	oldest   time.Time
 	last     *Info // info, with what the last pod declared
 	behind   []*Standing
 	export   string
@@ -134,7 +136,7 @@ func (d *Directory) upsertPod(p *Pod) Reservation {
 	rec.insert(p)
 	d.pods[p.UID] = p
 	d.states[p.State]++
-	rec.age(p.Created)
+	rec.created, rec.oldest = earlier(rec.created, p.Created), earlier(rec.oldest, p.Created)
 	d.claim(p)
 	d.changed(p.Owner)
 	return Reservation{Key: p.Owner, Generation: rec.generation}
@@ -148,7 +150,7 @@ func (d *Directory) reserve(key OwnerKey, w Workload) *record {
 	d.owners[key] = rec
 	if l := d.infos[key]; l != nil {
 		d.dismiss(l.workload, key)
-		rec.behind, rec.created = l.behind, l.created
+		rec.behind, rec.oldest = l.behind, l.oldest
 		if l.info == nil { // declared only: the new pod has its own word
 			delete(d.infos, key)
 		} else {
@@ -203,16 +205,17 @@ func (d *Directory) retain(p *Pod, rec *record) {
 	}
 	d.infoChanges++
 	d.infos[p.Owner] = &learned{
-		info: info, name: p.OwnerName, workload: rec.workload, created: rec.created,
+		info: info, name: p.OwnerName, workload: rec.workload, created: rec.created, oldest: rec.oldest,
 		last: last, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
 }
 
-// age takes the creation of a pod into account; the zero time is unknown.
-func (r *record) age(created time.Time) {
-	if !created.IsZero() && (r.created.IsZero() || created.Before(r.created)) {
-		r.created = created
+// earlier returns the earlier of two times, of which a zero one is unknown.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
 	}
+	return a
 }
 
 func (r *record) insert(p *Pod) {

@@ -26,6 +26,7 @@ type model struct {
 type life struct {
 	generation uint64
 	oldest     time.Time
+	ever       time.Time // the same over all its lives
 	collecting bool
 	outcome    nodecache.Knowledge // of the last collect
 	reason     string
@@ -38,8 +39,8 @@ type memory struct {
 	ends     time.Time // zero while the owner lives
 	services []string  // of the owner when it ended
 	// Of the owner when it ended.
-	oldest time.Time
-	last   nodecache.Pod
+	oldest, ever time.Time
+	last         nodecache.Pod
 }
 
 func newModel(keep time.Duration) *model {
@@ -72,7 +73,7 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 		l = &life{generation: m.generations}
 		m.lives[p.Owner] = l
 		if mem := m.memories[p.Owner]; mem != nil {
-			mem.ends, l.oldest = time.Time{}, mem.oldest
+			mem.ends, l.ever = time.Time{}, mem.ever
 			if mem.info == nil {
 				delete(m.memories, p.Owner)
 			} else if l.outcome = nodecache.None; len(servicesIn(mem.info)) > 0 {
@@ -80,8 +81,10 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 			}
 		}
 	}
-	if !p.Created.IsZero() && (l.oldest.IsZero() || p.Created.Before(l.oldest)) {
-		l.oldest = p.Created
+	for _, at := range []*time.Time{&l.oldest, &l.ever} {
+		if !p.Created.IsZero() && (at.IsZero() || p.Created.Before(*at)) {
+			*at = p.Created
+		}
 	}
 	return nodecache.Reservation{Key: p.Owner, Generation: l.generation}
 }
@@ -118,7 +121,7 @@ func (m *model) remove(uid string, now time.Time) {
 	if len(m.of(p.Owner)) > 0 {
 		return
 	}
-	oldest := m.lives[p.Owner].oldest
+	ended := m.lives[p.Owner]
 	delete(m.lives, p.Owner)
 	mem := m.memories[p.Owner]
 	if mem == nil && len(p.Declared) > 0 {
@@ -127,7 +130,7 @@ func (m *model) remove(uid string, now time.Time) {
 	}
 	if mem != nil {
 		mem.ends = now.Add(m.keep)
-		mem.oldest, mem.last = oldest, p
+		mem.oldest, mem.ever, mem.last = ended.oldest, ended.ever, p
 		mem.services = nil
 		if mem.info != nil {
 			for _, port := range mem.info.Ports {
@@ -153,7 +156,7 @@ func (m *model) commit(r nodecache.Reservation, info *nodecache.Info) {
 		return
 	}
 	l := m.lives[r.Key]
-	*l = life{generation: l.generation, oldest: l.oldest, outcome: nodecache.None}
+	*l = life{generation: l.generation, oldest: l.oldest, ever: l.ever, outcome: nodecache.None}
 	if len(servicesIn(info)) > 0 {
 		l.outcome = nodecache.Known
 	}

@@ -13,7 +13,7 @@ type Owner struct {
 	Key       OwnerKey
 	Name      string // display name, as ReplicaSet/a-5d9
 	Workload  Workload
-	Created   time.Time // of the oldest pod seen; zero if unknown
+	Created   time.Time // of the oldest pod seen in this generation; zero if unknown
 	Knowledge Knowledge
 	// Reason says why the knowledge is None or Failed.
 	Reason string

@@ -142,8 +142,9 @@ func (o *Owner) offers() []offer {
 // mate is another owner of the same workload.
 type mate struct {
 	*Owner
-	info *Info // what was found; Owner.Info is also what was declared
-	pods []Member
+	info   *Info // what was found; Owner.Info is also what was declared
+	pods   []Member
+	oldest time.Time
 }
 
 // mate needs mu, for reading at least. It fills what the others look at.
@@ -151,13 +152,13 @@ func (d *Directory) mate(key OwnerKey) mate {
 	m := mate{Owner: &Owner{Key: key}}
 	l := d.infos[key]
 	if l != nil {
-		m.info, m.Info, m.Name, m.Created = l.info, l.last, l.name, l.created
+		m.info, m.Info, m.Name, m.Created, m.oldest = l.info, l.last, l.name, l.created, l.oldest
 	}
 	rec := d.owners[key]
 	if rec == nil {
 		return m
 	}
-	m.Info, m.Created = m.info, rec.created
+	m.Info, m.Created, m.oldest = m.info, rec.created, rec.oldest
 	if len(rec.pods) > 0 { // else it is about to be filled
 		m.Name = rec.pods[0].OwnerName
 		m.Pods = d.members(rec)
@@ -186,7 +187,8 @@ func (m *mate) disproves(service string, was []uint16) bool {
 }
 
 // older needs mu, for reading at least. It returns the owners of the workload
-// that are not known to be younger than the one given, the youngest first.
+// that are not known to be younger than the one given, the one that came last
+// first: a revision to which somebody went back came again.
 func (d *Directory) older(key OwnerKey, rec *record, without OwnerKey) []mate {
 	keys := d.workloads[rec.workload]
 	if len(keys) < 2 {
@@ -197,7 +199,7 @@ func (d *Directory) older(key OwnerKey, rec *record, without OwnerKey) []mate {
 		if k == key || k == without {
 			continue
 		}
-		if m := d.mate(k); m.Created.IsZero() || rec.created.IsZero() || !m.Created.After(rec.created) {
+		if m := d.mate(k); m.oldest.IsZero() || rec.oldest.IsZero() || !m.oldest.After(rec.oldest) {
 			ms = append(ms, m)
 		}
 	}

@@ -17,23 +17,30 @@ func (m *model) back(key, without nodecache.OwnerKey) []nodecache.OwnerKey {
 	var keys []nodecache.OwnerKey
 	for _, k := range worldOwners {
 		there := m.lives[k] != nil || m.memories[k] != nil
-		young := !m.age(k).IsZero() && !m.age(key).IsZero() && m.age(k).After(m.age(key))
+		_, its := m.age(k)
+		_, own := m.age(key)
+		young := !its.IsZero() && !own.IsZero() && its.After(own)
 		if k != key && k != without && there && !young {
 			keys = append(keys, k)
 		}
 	}
-	slices.SortStableFunc(keys, func(a, b nodecache.OwnerKey) int { return m.age(b).Compare(m.age(a)) })
+	slices.SortStableFunc(keys, func(a, b nodecache.OwnerKey) int {
+		one, _ := m.age(a)
+		other, _ := m.age(b)
+		return other.Compare(one)
+	})
 	return keys
 }
 
-func (m *model) age(key nodecache.OwnerKey) time.Time {
+// age returns when an owner came, and when it came for the first time.
+func (m *model) age(key nodecache.OwnerKey) (last, first time.Time) {
 	if l := m.lives[key]; l != nil {
-		return l.oldest
+		return l.oldest, l.ever
 	}
 	if mem := m.memories[key]; mem != nil {
-		return mem.oldest
+		return mem.oldest, mem.ever
 	}
-	return time.Time{}
+	return time.Time{}, time.Time{}
 }
 
 func (m *model) info(key nodecache.OwnerKey) *nodecache.Info {

@@ -301,6 +301,10 @@ func TestRollbackGoesByTheOldRevisionsOwnWord(t *testing.T) {
 	if got := d.Owner(revision(1)).Names(); !slices.Equal(got, []string{"pkg.A"}) {
 		t.Errorf("after the rollback it serves %v", got)
 	}
+	// It is the previous revision of the next.
+	add(d, 40)
+	wantPresumed(t, d, 40, "pkg.A:50051<1")
+	d.RemovePod("r40")
 	// Nothing is known any more of a revision that has been gone for long: it is
 	// a new one.
 	d.RemovePod("r1b")

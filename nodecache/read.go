@@ -154,7 +154,7 @@ func (d *Directory) view(key OwnerKey) *Owner {
 	case rec != nil:
 		d.fill(o, rec)
 	case l != nil:
-		o.Info, o.Name, o.Workload, o.Created = l.last, l.name, l.workload, l.created
+		o.Info, o.Name, o.Workload = l.last, l.name, l.workload
 		o.Behind, o.Export = d.fronts.recall(l.behind), exportList(l.export)
 		o.setKnowledge(knowledgeOf(l.last))
 	}

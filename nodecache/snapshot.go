@@ -12,9 +12,9 @@ type SavedInfo struct {
 	Key      OwnerKey
 	Name     string // display name, as ReplicaSet/a-5d9
 	Workload Workload
-	// Created is [Owner.Created].
-	Created time.Time
-	Info    *Info
+	// Created is [Owner.Created], Oldest the same over all generations.
+	Created, Oldest time.Time
+	Info            *Info
 	// Export is the last pod's, for an owner without pods.
 	Export string
 	// Until is when the info ends, for an owner without pods; zero for one
@@ -38,9 +38,9 @@ func (d *Directory) Snapshot() []SavedInfo {
 			if l == nil || l.info == nil {
 				continue
 			}
-			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Export: l.export, Until: l.until}
+			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Oldest: l.oldest, Export: l.export, Until: l.until}
 			if rec != nil {
-				s.Name, s.Workload, s.Created = rec.pods[0].OwnerName, rec.workload, rec.created
+				s.Name, s.Workload, s.Created, s.Oldest = rec.pods[0].OwnerName, rec.workload, rec.created, rec.oldest
 			} else if d.leaned(key, l.workload) {
 				s.Until = time.Time{}
 			}
@@ -75,9 +75,9 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 		l := &learned{info: &info}
 		if rec != nil {
 			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(&info), "", time.Time{}, false
-			rec.age(s.Created)
+			rec.oldest = earlier(rec.oldest, s.Oldest)
 		} else {
-			l.name, l.workload, l.created, l.export, l.last = s.Name, s.Workload, s.Created, s.Export, &info
+			l.name, l.workload, l.created, l.oldest, l.export, l.last = s.Name, s.Workload, s.Created, s.Oldest, s.Export, &info
 			l.until = now.Add(d.keep)
 			if !s.Until.IsZero() && s.Until.Before(l.until) {
 				l.until = s.Until
