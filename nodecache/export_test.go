@@ -14,7 +14,7 @@ func (d *Directory) Sizes() map[string]int {
 	sizes := map[string]int{
 		"owners": len(d.owners), "pods": len(d.pods), "claims": len(d.claims), "rivals": len(d.rivals),
 		"infos": len(d.infos), "routes": len(d.routes.byUID), "routesOf": len(d.routes.of), "routesTo": len(d.routes.to),
-		"subs": len(d.subs), "frontSubs": len(d.frontSubs),
+		"subs": len(d.subs), "frontSubs": len(d.frontSubs), "workloads": len(d.workloads),
 		"fronts": len(d.fronts.byName), "slices": len(d.fronts.slices), "behind": len(d.fronts.behind), "rememberers": len(d.fronts.rememberers),
 	}
 	for s, n := range d.states {

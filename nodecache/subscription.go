@@ -176,6 +176,14 @@ func (s *Subscription) wake() {
 
 // changed needs mu. It tells of an owner.
 func (d *Directory) changed(key OwnerKey) {
+	d.tell(key)
+	if rec := d.owners[key]; rec != nil {
+		d.tellMates(rec.workload, key)
+	}
+}
+
+// tell needs mu. It tells of an owner alone.
+func (d *Directory) tell(key OwnerKey) {
 	for s := range d.subs {
 		s.add(key)
 	}
