@@ -101,6 +101,7 @@ func (st *stream) subscribe(t xds.Type, name string) {
 		if st.s.table.resolve(t, id, st.scopes, true) != nil {
 			ts.gone.clear(id)
 			ts.dirty.set(id)
+			delete(ts.had, id)
 			ts.absolve(id)
 			delete(ts.owed, name)
 			return
@@ -163,7 +164,13 @@ func (st *stream) bring(t xds.Type, name, version string) {
 	if ok {
 		if e := tb.resolve(t, id, st.scopes, named); e != nil {
 			ts.held.set(id)
-			if e.res.Version == version && !st.warming(t, id) {
+			switch {
+			case e.res.Version != version:
+				if ts.had == nil {
+					ts.had = map[uint32]string{}
+				}
+				ts.had[id] = version
+			case !st.warming(t, id):
 				ts.dirty.clear(id)
 			}
 			return
@@ -208,6 +215,7 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 				return false
 			}
 			ts.dirty.clear(id)
+			delete(ts.had, id)
 			ts.held.set(id)
 			ts.carried.set(id)
 			resources = append(resources, e.wire)

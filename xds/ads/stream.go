@@ -71,6 +71,7 @@ type typeState struct {
 	missing map[string]struct{} // subscribed names without an id
 	owed    map[string]struct{} // delta: names to be answered with a removal
 	brought map[string]string   // delta: name and version that the client holds and the table has not
+	had     map[uint32]string   // delta: version that the client holds, where the table has another and it was not sent yet
 	answer  bool                // a response is owed even if it is empty
 
 	named    bool              // SotW: a request held a name
@@ -338,6 +339,11 @@ func (st *stream) markOne(c *change) bool {
 				return false
 			}
 		}
+		// A table that is still being made may come to what the client has.
+		if version, ok := ts.had[c.id]; ok && version == e.res.Version && !st.warming(c.t, c.id) {
+			ts.dirty.clear(c.id)
+			return false
+		}
 		ts.dirty.set(c.id)
 		return true
 	}
@@ -395,6 +401,7 @@ func (st *stream) release(dropped bitset) {
 		}
 		ts.flying = slices.DeleteFunc(ts.flying, func(f sentEntry) bool { return dropped.has(f.id) })
 		maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return dropped.has(id) })
+		maps.DeleteFunc(ts.had, func(id uint32, _ string) bool { return dropped.has(id) })
 	}
 	st.awaited.drop(dropped)
 }
@@ -423,6 +430,7 @@ func (ts *typeState) forget(id uint32) {
 	ts.dirty.clear(id)
 	ts.gone.clear(id)
 	ts.held.clear(id)
+	delete(ts.had, id)
 	delete(ts.retained, id)
 	delete(ts.previous, id)
 	if ts.refused.has(id) {
@@ -434,6 +442,9 @@ func (ts *typeState) forget(id uint32) {
 func (st *stream) enterWildcard(t xds.Type, again bool) {
 	ts := &st.types[t]
 	ts.wildcard, ts.answer = true, true
+	if again {
+		ts.had = nil
+	}
 	for id := range st.s.table.slots {
 		id := uint32(id)
 		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, st.scopes, ts.subscribed.has(id)) != nil {
