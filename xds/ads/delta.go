@@ -166,10 +166,7 @@ func (st *stream) bring(t xds.Type, name, version string) {
 			ts.held.set(id)
 			switch {
 			case e.res.Version != version:
-				if ts.had == nil {
-					ts.had = map[uint32]string{}
-				}
-				ts.had[id] = version
+				ts.remind(id, version)
 			case !st.warming(t, id):
 				ts.dirty.clear(id)
 			}

@@ -71,7 +71,7 @@ type typeState struct {
 	missing map[string]struct{} // subscribed names without an id
 	owed    map[string]struct{} // delta: names to be answered with a removal
 	brought map[string]string   // delta: name and version that the client holds and the table has not
-	had     map[uint32]string   // delta: version that the client holds, where the table has another and it was not sent yet
+	had     map[uint32]string   // delta: version that the client holds of what is dirty, where it was not sent here
 	answer  bool                // a response is owed even if it is empty
 
 	named    bool              // SotW: a request held a name
@@ -335,12 +335,11 @@ func (st *stream) markOne(c *change) bool {
 		if version, ok := ts.brought[name]; ok {
 			delete(ts.brought, name)
 			ts.held.set(c.id)
-			if version == e.res.Version && !st.warming(c.t, c.id) {
-				return false
-			}
+			ts.remind(c.id, version)
 		}
 		// A table that is still being made may come to what the client has.
 		if version, ok := ts.had[c.id]; ok && version == e.res.Version && !st.warming(c.t, c.id) {
+			delete(ts.had, c.id)
 			ts.dirty.clear(c.id)
 			return false
 		}
@@ -411,6 +410,14 @@ func (ts *typeState) owe(name string) {
 		ts.owed = map[string]struct{}{}
 	}
 	ts.owed[name] = struct{}{}
+}
+
+// remind notes the version that the client holds of what it was not sent here.
+func (ts *typeState) remind(id uint32, version string) {
+	if ts.had == nil {
+		ts.had = map[uint32]string{}
+	}
+	ts.had[id] = version
 }
 
 func (ts *typeState) miss(name string) {
