@@ -43,7 +43,7 @@ type Directory struct {
 type record struct {
 	generation uint64
 	created    time.Time
-	pods       []*Pod // sorted by comparePods
+	pods       []*Pod // sorted by Pod.Compare
 	stored     Knowledge
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
@@ -196,12 +196,12 @@ func (d *Directory) retain(p *Pod, behind []*Standing) {
 }
 
 func (r *record) insert(p *Pod) {
-	i, _ := slices.BinarySearchFunc(r.pods, p, comparePods)
+	i, _ := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare)
 	r.pods = slices.Insert(r.pods, i, p)
 }
 
 func (r *record) remove(p *Pod) {
-	if i, ok := slices.BinarySearchFunc(r.pods, p, comparePods); ok {
+	if i, ok := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare); ok {
 		r.pods = slices.Delete(r.pods, i, i+1)
 	}
 }

@@ -51,6 +51,10 @@ type Options struct {
 	// Trial is how long resources that a client may have refused wait to be
 	// sent to it again, if nothing else changes. Zero means [DefaultTrial].
 	Trial time.Duration
+	// Refused is told of each refusal, with the names of the resources that are
+	// withheld because of it. It is called with the server's locks free, and
+	// must not wait. Nil: nobody is told.
+	Refused func(client string, t xds.Type, n Nack, withheld []string)
 	// Logger takes few lines; nil discards them.
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
@@ -320,8 +324,11 @@ func (s *Server) scopesOf(node *corev3.Node) ([]uint32, error) {
 const maxNacked = 1024
 
 // refused counts a NACK and logs it once for each distinct message.
-func (s *Server) refused(client string, t xds.Type, n *Nack, resources int) {
+func (s *Server) refused(client string, t xds.Type, n *Nack, resources int, withheld []string) {
 	s.metrics.nacks.WithLabelValues(t.String()).Inc()
+	if s.opts.Refused != nil {
+		s.opts.Refused(client, t, *n, withheld)
+	}
 	key := sha256.Sum256([]byte(t.String() + "\x00" + client + "\x00" + n.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
