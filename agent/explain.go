@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds/resources"
 )
@@ -46,6 +47,9 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	for _, note := range r.Notes {
 		e.fact("note", "%s", note)
 	}
+	defer func() {
+		e.decided(a.decisions(shownDecisions, func(j *journal.Entry) bool { return j.Owner == r.Owner }))
+	}()
 	if r.State == nodecache.Absent {
 		e.Verdict = fmt.Sprintf("%s is not served: %s", id, r.Reason)
 		return e, nil
@@ -123,16 +127,21 @@ func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.
 	}
 	e.fact("learned", "by %s at %s%s", o.Info.Origin, at.UTC().Format("2006-01-02T15:04:05Z"), asked)
 	for _, p := range o.Info.For(pod) {
-		var names []string
-		for _, s := range p.Services {
-			names = append(names, s.Name)
-		}
-		says := strings.Join(names, ", ")
-		if says == "" {
-			says = p.Detail
-		}
-		e.fact(fmt.Sprintf("port %d", p.Port), "%s", strings.TrimSuffix(string(p.State)+": "+says, ": "))
+		e.fact(fmt.Sprintf("port %d", p.Port), "%s", saysPort(&p))
 	}
+}
+
+// saysPort says what a port turned out to be.
+func saysPort(p *nodecache.PortInfo) string {
+	var names []string
+	for _, s := range p.Services {
+		names = append(names, s.Name)
+	}
+	says := strings.Join(names, ", ")
+	if says == "" {
+		says = p.Detail
+	}
+	return strings.TrimSuffix(string(p.State)+": "+says, ": ")
 }
 
 func (a *Agent) services() []resources.ServiceView {
@@ -188,5 +197,6 @@ func (a *Agent) explainService(name string) *Explanation {
 	default:
 		e.Verdict = fmt.Sprintf("%s is served in %d namespace(s)", name, found)
 	}
+	e.decided(a.decisions(shownDecisions, func(j *journal.Entry) bool { return j.Service == name }))
 	return e
 }

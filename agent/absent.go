@@ -1,0 +1,182 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fingerpost/fingerpost/agent/kube"
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// whyAbsent says why no call of the service may go to the pod; empty if one
+// may. Without a service any one will do.
+func (a *Agent) whyAbsent(r *kube.Record, service string) string {
+	if r.State == nodecache.Absent {
+		return r.Reason
+	}
+	o := a.dir.Owner(r.Owner)
+	if o == nil {
+		return "its event is being handled"
+	}
+	i := slices.IndexFunc(o.Pods, func(m nodecache.Member) bool { return m.UID == r.UID })
+	if i < 0 {
+		return "its event is being handled"
+	}
+	if o.Pods[i].Shadowed {
+		if other := a.dir.PodAt(r.Addr); other != nil {
+			return fmt.Sprintf("another pod that is alive has its address: %s", other)
+		}
+		return "another pod that is alive has its address"
+	}
+	services := []string{service}
+	if service == "" {
+		services = o.Services()
+	}
+	for _, s := range services {
+		if slices.ContainsFunc(o.Targets(s), func(t nodecache.Target) bool { return t.Pod.UID == r.UID }) {
+			return ""
+		}
+	}
+	return a.whyNotHere(o, o.Pods[i], service)
+}
+
+// whyNotHere says why a pod that gets calls does not get those of a service.
+func (a *Agent) whyNotHere(o *nodecache.Owner, m nodecache.Member, service string) string {
+	without := "was collected without a service"
+	if service != "" {
+		without = "was collected without " + service
+	}
+	switch {
+	case !o.Knowledge.Settled():
+		return strings.TrimSuffix(fmt.Sprintf("what its owner serves is %s: %s", o.Knowledge, viewOwner(o, a.config.onlyNode()).Reason), ": ")
+	case o.Knowledge == nodecache.None:
+		return o.Reason
+	case o.Info == nil:
+		return "it declares no such service, and " + m.WhyNotAsked(a.config.onlyNode())
+	}
+	if v := o.Info.Variant(m.Pod); v != nil && v.Pod != "" {
+		return "it was asked itself and " + without
+	} else if v != nil {
+		return "its images differ from those of the owner's other pods; with them it " + without
+	}
+	if len(m.Declared) > 0 {
+		without += ", and does not declare it"
+	}
+	return "its owner " + without
+}
+
+// whyUnknown says why nobody is known to serve a service to callers of a
+// namespace: the likeliest reason first, one line each.
+func (a *Agent) whyUnknown(namespace, service string) []string {
+	var lines []string
+	for _, s := range a.compiler.Services() {
+		if s.Name == service && s.Namespace != namespace {
+			lines = append(lines, fmt.Sprintf("namespace %s has it and does not export it to %s", s.Namespace, namespace))
+		}
+	}
+	if near := nearest(service, a.compiler.Names(namespace)); near != "" {
+		lines = append(lines, fmt.Sprintf("did you mean %s?", near))
+	}
+	return append(lines, a.unheard(namespace, service)...)
+}
+
+// unheard says of each workload of a namespace of which no service is known why
+// that is so, those first that are named as the service is.
+func (a *Agent) unheard(namespace, service string) []string {
+	type line struct {
+		rank int
+		text string
+	}
+	var lines []line
+	absent := map[nodecache.OwnerKey][]string{}
+	seen := map[nodecache.OwnerKey]bool{}
+	for _, r := range a.store.InNamespace(namespace) {
+		o := a.dir.Owner(r.Owner)
+		switch {
+		case o == nil || len(o.Pods) == 0 && len(o.Services()) == 0:
+			absent[r.Owner] = append(absent[r.Owner], fmt.Sprintf("%s: pod %s %s", r.OwnerName, r, r.Reason))
+		case !seen[r.Owner] && len(o.Services()) == 0:
+			lines = append(lines, line{affinity(o.Workload.Name, service), fmt.Sprintf("%s: %s", o.Name, viewOwner(o, a.config.onlyNode()).Reason)})
+		}
+		seen[r.Owner] = true
+	}
+	for _, texts := range absent {
+		slices.Sort(texts)
+		text := texts[0]
+		if n := len(texts) - 1; n > 0 {
+			text += fmt.Sprintf(" (and %d more)", n)
+		}
+		lines = append(lines, line{affinity(text, service), text + ", so it was never asked"})
+	}
+	slices.SortFunc(lines, func(a, b line) int { return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(a.text, b.text)) })
+	texts := make([]string, len(lines))
+	for i, l := range lines {
+		texts[i] = strings.TrimSuffix(l.text, ": ")
+	}
+	return texts
+}
+
+// affinity is higher where a workload's name shares a word with a service's.
+func affinity(workload, service string) int {
+	n := 0
+	for part := range strings.SplitSeq(strings.ToLower(service), ".") {
+		if len(part) > 2 && strings.Contains(strings.ToLower(workload), part) {
+			n++
+		}
+	}
+	return n
+}
+
+// nearest is the name that was most likely meant; empty if none is near.
+func nearest(name string, names []string) string {
+	last := func(s string) string { return strings.ToLower(s[strings.LastIndexByte(s, '.')+1:]) }
+	best, least := "", max(2, len(name)/6)+1
+	for _, n := range names {
+		d := distance(strings.ToLower(name), strings.ToLower(n))
+		if last(n) == last(name) {
+			d = min(d, 1) // another package, or a version
+		}
+		if n != name && d < least {
+			best, least = n, d
+		}
+	}
+	return best
+}
+
+// distance is how many bytes are added, dropped or changed to make one name the
+// other (Levenshtein).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		before := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			change := before
+			if a[i] != b[j] {
+				change++
+			}
+			before = row[j+1]
+			row[j+1] = min(change, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// some joins the first few of a list and counts the others.
+func some(items []string, shown int) string {
+	if len(items) <= shown {
+		return strings.Join(items, "; ")
+	}
+	return fmt.Sprintf("%s (and %d more)", strings.Join(items[:shown], "; "), len(items)-shown)
+}
+
+// ago is a time with its age.
+func ago(t time.Time) string {
+	return fmt.Sprintf("%s (%s ago)", t.UTC().Format(time.RFC3339), max(0, time.Since(t)).Round(time.Second))
+}
