@@ -1,0 +1,462 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fingerpost/fingerpost/agent"
+	"github.com/fingerpost/fingerpost/test/harness"
+	"github.com/fingerpost/fingerpost/xds"
+	"github.com/fingerpost/fingerpost/xds/client"
+	"github.com/fingerpost/fingerpost/xds/unknown"
+)
+
+// fault is one reason why a call does not go where its caller thinks, and how
+// explain call names it.
+type fault struct {
+	name      string
+	from      string
+	authority string
+	path      string
+	code      codes.Code
+	says      string // stands in the first line
+	// by is how the call is made to compare: through Envoy, at unknown.sock, or
+	// not at all.
+	by string
+}
+
+const (
+	byEnvoy   = "Envoy"
+	byUnknown = "unknown.sock"
+	byNobody  = ""
+)
+
+// listenRaw serves bytes, not gRPC, at an address of its own, until the test
+// ends.
+func listenRaw(t *testing.T, serve func(net.Listener)) *net.TCPAddr {
+	t.Helper()
+	l, err := net.Listen("tcp", nextAddr()+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	serve(l)
+	return l.Addr().(*net.TCPAddr)
+}
+
+// web serves HTTP/1.
+func web(t *testing.T, start func(*httptest.Server)) *net.TCPAddr {
+	return listenRaw(t, func(l net.Listener) {
+		s := httptest.NewUnstartedServer(http.NotFoundHandler())
+		s.Config.ErrorLog = nil
+		s.Listener.Close()
+		s.Listener = l
+		start(s)
+		t.Cleanup(s.Close)
+	})
+}
+
+// silent accepts and says nothing.
+func silent(t *testing.T) *net.TCPAddr {
+	return listenRaw(t, func(l net.Listener) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			var held []net.Conn
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					break
+				}
+				held = append(held, c)
+			}
+			for _, c := range held {
+				c.Close()
+			}
+		}()
+		t.Cleanup(func() { l.Close(); <-done })
+	})
+}
+
+// refusing answers every stream, reflection among them, with the code.
+func refusing(c codes.Code) grpc.ServerOption {
+	return grpc.StreamInterceptor(func(any, grpc.ServerStream, *grpc.StreamServerInfo, grpc.StreamHandler) error {
+		return status.Error(c, "not for you")
+	})
+}
+
+// faultWorld is a world of faults, each in a namespace of its own but for those
+// of the namespace prod, which an Envoy calls.
+type faultWorld struct {
+	*world
+	site   *site
+	agent  *agentProcess
+	envoy  *sidecar
+	after  []func() // what happens once all is served
+	faults []fault
+}
+
+func (w *faultWorld) fault(f fault) { w.faults = append(w.faults, f) }
+
+// alone is a fault whose pod, at the address, is the only one of its namespace.
+func (w *faultWorld) alone(ns string, at *net.TCPAddr, change func(*corev1.Pod), c codes.Code, says string) {
+	p := newPod(ns+"-1-a", at.IP.String(), at.Port)
+	p.Namespace = ns
+	if change != nil {
+		change(p)
+	}
+	w.add(p)
+	w.fault(fault{name: ns, from: ns + "/caller", path: "/shop.Web/Say", code: c, says: says, by: byUnknown})
+}
+
+// served is a pod of prod that serves shop.<Name>, and changes once that is
+// known to all.
+func (w *faultWorld) served(id, service string, change func(*corev1.Pod)) *corev1.Pod {
+	p, _ := w.serve(id, []string{service})
+	if change != nil {
+		w.after = append(w.after, func() { change(p) })
+	}
+	return p
+}
+
+func notReady(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
+
+func (w *faultWorld) unservedFaults() {
+	t := w.t
+	none := &net.TCPAddr{IP: net.ParseIP(nextAddr()), Port: 50051} // nobody listens
+	w.alone("unready", none, notReady, codes.Unimplemented, "pod unready/unready-1-a is not ready, so it was never asked")
+	w.alone("noip", none, func(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "", nil }, codes.Unimplemented, "pod noip/noip-1-a has no address")
+	w.alone("nohint", none, func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].Name = "api" }, codes.Unimplemented, "ReplicaSet/nohint-1: no port has a gRPC hint")
+	w.alone("optout", none, func(p *corev1.Pod) {
+		p.Annotations = map[string]string{"fingerpost.dev/collect": "false"}
+	}, codes.Unimplemented, "ReplicaSet/optout-1: collect is turned off by annotation")
+	w.alone("hostnet", none, func(p *corev1.Pod) { p.Spec.HostNetwork = true }, codes.Unimplemented, "ReplicaSet/hostnet-1: hostNetwork pods are not asked unless they opt in")
+	w.alone("refused", none, nil, codes.Unavailable, "ReplicaSet/refused-1 could not be asked what it serves: port 50051: refused")
+	w.alone("silent", silent(t), nil, codes.Unavailable, "ReplicaSet/silent-1 could not be asked what it serves: port ")
+	w.alone("tls", web(t, (*httptest.Server).StartTLS), nil, codes.Unimplemented, ": tls")
+	w.alone("http1", web(t, (*httptest.Server).Start), nil, codes.Unimplemented, ": not-grpc")
+	w.alone("denied", refusedBy(t, codes.PermissionDenied), nil, codes.Unimplemented, ": denied")
+	w.alone("noreflection", refusedBy(t, codes.Unimplemented), nil, codes.Unimplemented, ": no-reflection")
+	w.alone("completed", none, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, codes.Unimplemented, "pod completed/completed-1-a has finished")
+}
+
+// refusedBy is a gRPC server that answers reflection with the code.
+func refusedBy(t *testing.T, c codes.Code) *net.TCPAddr {
+	s := sample(t, "refusing", 0, []string{"shop.Web"}, refusing(c))
+	return &net.TCPAddr{IP: net.ParseIP(s.IP()), Port: s.Port()}
+}
+
+func (w *faultWorld) namedFaults() {
+	elsewhere := func(ns, id, service string) *corev1.Pod {
+		p, _ := w.serve(id, []string{service})
+		p.Namespace = ns
+		return p
+	}
+	elsewhere("typo", "typo-1-a", "shop.v1.Checkout")
+	w.fault(fault{name: "typo", from: "typo/caller", path: "/shop.v1.Chekout/Say", code: codes.Unimplemented, says: "did you mean shop.v1.Checkout?", by: byUnknown})
+	w.fault(fault{name: "another version", from: "typo/caller", path: "/shop.v2beta1.Checkout/Say", code: codes.Unimplemented, says: "did you mean shop.v1.Checkout?", by: byUnknown})
+	elsewhere("back", "back-1-a", "shop.Back")
+	w.fault(fault{name: "not exported", from: "front/caller", path: "/shop.Back/Say", code: codes.Unimplemented, says: "namespace back has it and does not export it to front", by: byUnknown})
+	w.fault(fault{name: "nobody at all", from: "front/caller", path: "/shop.Nobody/Say", code: codes.Unimplemented, says: "no workload of the namespace is left to be asked", by: byUnknown})
+	elsewhere("nack", "nack-1-a", "shop.Web")
+	w.fault(fault{name: "client refused the cluster", from: "nack/caller", path: "/shop.Web/Say", code: codes.Unavailable, says: "the client rejected the cluster of nack/shop.Web: shop.Web is not to my taste", by: byUnknown})
+	elsewhere("lone", "lone-1-a", "shop.Web")
+	lone := w.add(newPod("lonely-1-a", nextAddr(), 80))
+	lone.Namespace, lone.Spec.Containers[0].Ports[0].Name = "lone", "http"
+	far := w.add(newPod("far-1-a", nextAddr(), 80))
+	far.Namespace, far.Spec.NodeName, far.Spec.Containers[0].Ports[0].Name = "lone", "n2", "http"
+	w.fault(fault{name: "no client", from: "lone/lonely-1-a", path: "/shop.Web/Say", code: codes.Unavailable, says: "the pod has no sidecar that reaches this agent"})
+	w.fault(fault{name: "client of another node", from: "lone/far-1-a", path: "/shop.Web/Say", code: codes.Unavailable, says: `the pod is on node "n2", and this is the agent of "n1"`})
+	w.fault(fault{name: "no such pod", from: "lone/ghost", path: "/shop.Web/Say", code: codes.Unavailable, says: "there is no pod lone/ghost"})
+	w.fault(fault{name: "malformed path", from: "prod/web", path: "/a/b/c", code: codes.Unimplemented, says: `malformed path "/a/b/c"`, by: byEnvoy})
+	w.fault(fault{name: "infrastructure", from: "prod/web", path: "/grpc.health.v1.Health/Check", code: codes.Unimplemented, says: "infrastructure, which is never served by its name alone", by: byEnvoy})
+	w.fault(fault{name: "authority of a Service", from: "prod/web", authority: "cart.prod:50051", path: "/shop.Fine/Say", code: codes.Unavailable, says: `authority "cart.prod:50051" names a Service`, by: byEnvoy})
+}
+
+// providedFaults are those of services that are known.
+func (w *faultWorld) providedFaults() {
+	prod := func(name, path string, c codes.Code, says string) {
+		w.fault(fault{name: name, from: "prod/web", path: path, code: c, says: says, by: byEnvoy})
+	}
+	w.served("fine-1-a", "shop.Fine", nil)
+	prod("nothing is wrong", "/shop.Fine/Say", codes.OK, "it goes to 1 endpoint of ReplicaSet/fine")
+	prod("no such method", "/shop.Fine/Nothing", codes.Unimplemented, "have no method Nothing of shop.Fine, only Chat; Say; Watch")
+	w.served("late-1-a", "shop.NotReady", notReady)
+	prod("is not Ready any more", "/shop.NotReady/Say", codes.Unavailable, "no pod of ReplicaSet/late serves it: pod prod/late-1-a is not ready")
+	w.served("term-1-a", "shop.Terminating", func(p *corev1.Pod) { notReady(p); terminate(p) })
+	prod("terminating", "/shop.Terminating/Say", codes.Unavailable, "pod prod/term-1-a is terminating and not ready")
+	w.served("evicted-1-a", "shop.Evicted", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	prod("evicted", "/shop.Evicted/Say", codes.Unavailable, "pod prod/evicted-1-a has failed")
+	w.served("drain-1-a", "shop.Draining", terminate)
+	prod("all are draining", "/shop.Draining/Say", codes.OK, "all of 1 endpoint of ReplicaSet/drain are draining")
+	w.served("zero-1-a", "shop.Zero", func(p *corev1.Pod) { w.remove(p) })
+	prod("scaled to zero", "/shop.Zero/Say", codes.Unavailable, "no pod of ReplicaSet/zero serves it: it has none (scaled to zero")
+
+	owner := w.served("model-1-a", "shop.Model", func(p *corev1.Pod) { w.remove(p) })
+	rival, _ := w.serve("rival-1-a", []string{"shop.Model"})
+	w.more = slices.Concat(service("model", 1, "api", owner), service("rival", 2, "api", rival))
+	prod("claimant only", "/shop.Model/Say", codes.Unavailable, "ReplicaSet/rival claims it too and gets no call by the name alone")
+
+	image := func(p *corev1.Pod, digest string) {
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", ImageID: "example/app@sha256:" + digest}}
+	}
+	one, _ := w.serve("mixed-1-a", []string{"shop.Mixed"})
+	two, _ := w.serve("mixed-1-b", []string{"shop.Other"})
+	image(one, "1")
+	image(two, "2")
+	prod("heterogeneous", "/shop.Mixed/Say", codes.OK, "not to pod prod/mixed-1-b its images differ from those of the owner's other pods")
+
+	old, sampled := w.serve("shared-1-a", []string{"shop.Shared"})
+	fresh := w.add(newPod("shared-1-b", sampled.IP(), sampled.Port()))
+	old.CreationTimestamp, fresh.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+	prod("address of another", "/shop.Shared/Say", codes.OK, "not to pod prod/shared-1-a another pod that is alive has its address: prod/shared-1-b")
+}
+
+// calls makes the call as the fault says.
+func (w *faultWorld) calls(t *testing.T, f fault) *status.Status {
+	t.Helper()
+	ctx := deadline(t)
+	var conn *grpc.ClientConn
+	switch f.by {
+	case byEnvoy:
+		conn = w.envoy.conn
+		if f.authority != "" {
+			conn = dial(t, conn.Target(), grpc.WithAuthority(f.authority))
+		}
+	default:
+		authority := f.authority
+		if authority == "" {
+			authority = "127.0.0.1"
+		}
+		conn = dial(t, "unix://"+filepath.Join(filepath.Dir(w.site.ads), "unknown.sock"), grpc.WithAuthority(authority))
+		ctx = metadata.AppendToOutgoingContext(ctx, unknown.NodeHeader, f.from)
+	}
+	return status.Convert(conn.Invoke(ctx, f.path, &wrapperspb.StringValue{}, &emptypb.Empty{}))
+}
+
+// explainCall asks the agent, in the form for people and in that for machines.
+func (a *agentProcess) explainCall(f fault) (line string, e agent.CallExplanation, err error) {
+	a.t.Helper()
+	args := []string{"explain", "call", "--from", f.from, f.path}
+	if f.authority != "" {
+		args = append(args, "--authority", f.authority)
+	}
+	line, _, _ = strings.Cut(a.must(args...), "\n")
+	return line, e, json.Unmarshal([]byte(a.must(append(args, "-o", "json")...)), &e)
+}
+
+func codeName(c codes.Code) string { return code.Code(c).String() }
+
+// names wants the first line of the explanation to name the fault, with the
+// right code, and a call to get just that.
+func (w *faultWorld) names(t *testing.T, f fault) {
+	t.Helper()
+	prefix := fmt.Sprintf("%s calling %s: %s: ", f.from, f.path, codeName(f.code))
+	harness.Eventually(t, soon, func() error {
+		line, e, err := w.agent.explainCall(f)
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(line, prefix) || !strings.Contains(line, f.says) {
+			return fmt.Errorf("explain call says\n%s\nwant %s… with %q", line, prefix, f.says)
+		}
+		if e.Code != codeName(f.code) || e.Do == "" || !strings.HasPrefix(e.Verdict, prefix) {
+			return fmt.Errorf("in JSON: %+v", e)
+		}
+		if f.by == byNobody {
+			return nil
+		}
+		if st := w.calls(t, f); st.Code() != f.code || st.Message() != e.Message {
+			return fmt.Errorf("the call gets %s %q; explained was %s %q", st.Code(), st.Message(), e.Code, e.Message)
+		}
+		return nil
+	})
+}
+
+// Each fault is named by the first line, and the code is that of a real call.
+func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
+	w := &faultWorld{world: newWorld(t), site: newSite(t)}
+	w.unservedFaults()
+	w.namedFaults()
+	w.providedFaults()
+	w.agent = w.site.start(t, "--source", w.write().source()).ready()
+	for _, f := range w.faults {
+		if f.by != byUnknown {
+			continue
+		}
+		refuse := ""
+		if strings.HasPrefix(f.from, "nack/") {
+			refuse = "shop.Web is not to my taste"
+		}
+		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: f.from},
+			Reply: func(client.Response) client.Reply { return client.Reply{Nack: refuse} }})
+		c.subscribe(xds.Cluster)
+	}
+	w.envoy = w.site.sidecar(t, "delta", "prod/web")
+	for _, s := range []string{"NotReady", "Terminating", "Evicted", "Draining", "Zero", "Fine"} {
+		if _, err := say(t, w.envoy.conn, "shop."+s); err != nil {
+			t.Fatalf("before anything happens a call of shop.%s gets %v", s, err)
+		}
+	}
+	for _, change := range w.after {
+		change()
+	}
+	w.write()
+	for _, f := range w.faults {
+		t.Run(f.name, func(t *testing.T) { w.names(t, f) })
+	}
+	if n := len(w.faults); n < 20 {
+		t.Errorf("only %d faults", n)
+	}
+
+	t.Run("broken source", func(t *testing.T) {
+		w.writeRaw("kind: [\n")
+		w.names(t, fault{from: "prod/web", path: "/shop.Fine/Say", code: codes.OK, says: "by a state that is ", by: byEnvoy})
+		w.write()
+		w.names(t, fault{from: "prod/web", path: "/shop.Fine/Say", code: codes.OK, says: "it goes to 1 endpoint of ReplicaSet/fine", by: byEnvoy})
+	})
+	t.Run("steps", func(t *testing.T) { wantSteps(t, w.agent) })
+	t.Run("usage", func(t *testing.T) {
+		refused(t, 2, "--from", nil, "explain", "call", "/shop.Fine/Say", "--admin-socket", w.site.admin)
+		refused(t, 2, "NAMESPACE/NAME", nil, "explain", "call", "--from", "web", "/shop.Fine/Say", "--admin-socket", w.site.admin)
+		refused(t, 2, "xml", nil, "explain", "call", "--from", "prod/web", "/shop.Fine/Say", "-o", "xml", "--admin-socket", w.site.admin)
+		refused(t, 2, "arg", nil, "explain", "call", "--from", "prod/web", "--admin-socket", w.site.admin)
+	})
+	t.Run("completion", func(t *testing.T) {
+		for want, args := range map[string][]string{
+			"/shop.Fine/\n":        {"explain", "call", "--from", "prod/web", "--admin-socket", w.site.admin, "/shop.F"},
+			"nack/caller\n":        {"explain", "call", "--admin-socket", w.site.admin, "--from", "nack/"},
+			"prod/drain-1-a\n":     {"explain", "pod", "--admin-socket", w.site.admin, "prod/dr"},
+			"shop.v1.Checkout\n":   {"explain", "service", "--admin-socket", w.site.admin, "shop.v1."},
+			"back/ReplicaSet/back": {"explain", "workload", "--admin-socket", w.site.admin, "back/"},
+		} {
+			if out, _, code := run(t, append([]string{"__complete"}, args...)...); code != 0 || !strings.HasPrefix(out, want) {
+				t.Errorf("%v completes to %q, exit %d, want %q", args, out, code, want)
+			}
+		}
+	})
+	t.Run("workload", func(t *testing.T) { wantWorkloads(t, w.agent) })
+}
+
+// wantSteps looks at what stands below the first line.
+func wantSteps(t *testing.T, a *agentProcess) {
+	out := a.must("explain", "call", "--from", "prod/web", "/shop.Mixed/Say")
+	for _, want := range []string{
+		"identity", "prod/web, claimed by node.id (not proved: callers are not identified)",
+		"client", "connected since ",
+		`route "by-name" of virtual host "egress"`,
+		"prod/shop.Mixed: of the caller's own namespace",
+		"1: ReplicaSet/mixed, without a Service",
+		"ReplicaSet/mixed-1, known, learned by self at ", "heterogeneous, 1 variants",
+		"acknowledged at ",
+		`pod prod/mixed-1-a on node "n1", serving`,
+		`pod prod/mixed-1-b on node "n1": its images differ`,
+		"code", "OK", "do", "nothing",
+		"collect-ended: ReplicaSet/mixed-1: known", "service-added: prod/shop.Mixed: provided by ReplicaSet/mixed",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("explain call does not say %q:\n%s", want, out)
+		}
+	}
+	e := wantKeys(t, "call", decoded(t, a, "explain", "call", "--from", "nack/caller", "/shop.Web/Say"),
+		"verdict", "facts", "from", "authority", "path", "code", "message", "cause", "do", "cluster", "endpoints", "absent", "decisions")
+	var kinds []string
+	for _, d := range e["decisions"].([]any) {
+		kinds = append(kinds, d.(map[string]any)["kind"].(string))
+	}
+	for _, want := range []string{"nack", "quarantine", "collect-begun", "collect-ended", "service-added", "pods"} {
+		if !slices.Contains(kinds, want) {
+			t.Errorf("no decision of the kind %q: %v", want, kinds)
+		}
+	}
+	ends := list(t, "endpoints", e["endpoints"], 1)
+	wantKeys(t, "endpoint", ends[0], "address", "pod", "node", "state")
+	if code, body, err := a.get("/decisions?service=shop.Zero&last=1"); err != nil || code != http.StatusOK || !strings.Contains(body, "service-added: prod/shop.Zero") {
+		t.Errorf("/decisions: %d, %s, %v", code, body, err)
+	}
+	if code, body, err := a.get("/decisions?owner=ReplicaSet/zero&namespace=prod"); err != nil || code != http.StatusOK || !strings.Contains(body, "pods of ReplicaSet/zero-1: ") {
+		t.Errorf("/decisions: %d, %s, %v", code, body, err)
+	}
+	if code, _, err := a.get("/decisions?last=x"); err != nil || code == http.StatusOK {
+		t.Errorf("/decisions?last=x: %d, %v", code, err)
+	}
+	if out := a.must("explain", "call", "--from", "prod/web", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"); !strings.Contains(out, ": OK: server reflection is answered by the agent") {
+		t.Errorf("reflection: %s", out)
+	}
+}
+
+func wantWorkloads(t *testing.T, a *agentProcess) {
+	for name, want := range map[string][]string{
+		"prod/late":             {"ReplicaSet/late of namespace prod serves shop.NotReady with 0 pods; absent: pod prod/late-1-a is not ready", "ReplicaSet/late-1 (uid-late-1/1) with 0 pods, known, learned by self at "},
+		"prod/ReplicaSet/zero":  {"serves shop.Zero with 0 pods", "pods of ReplicaSet/zero-1: "},
+		"prod/Deployment/mixed": {"serves shop.Mixed, shop.Other with 2 pods"},
+		"prod/rival":            {"gets no calls; another workload provides shop.Model", "ReplicaSet/rival-1 stands behind prod/rival"},
+		"prod/shared":           {"with 1 pod; absent: pod prod/shared-1-a another pod that is alive has its address"},
+		"unready/unready":       {"serves nothing that is known; absent: pod unready/unready-1-a is not ready"},
+		"tls/tls":               {"serves nothing that is known; absent: pod tls/tls-1-a port ", "collect-ended: ReplicaSet/tls-1: none: port "},
+	} {
+		out := a.must("explain", "workload", name)
+		line, rest, _ := strings.Cut(out, "\n")
+		if !strings.Contains(line, want[0]) {
+			t.Errorf("explain workload %s says %q, want %q", name, line, want[0])
+		}
+		for _, w := range want[1:] {
+			if !strings.Contains(rest, w) {
+				t.Errorf("explain workload %s does not say %q:\n%s", name, w, out)
+			}
+		}
+	}
+	refused(t, 1, "there is no workload prod/none", nil, "explain", "workload", "prod/none", "--admin-socket", a.admin)
+	refused(t, 2, "NAMESPACE/NAME", nil, "explain", "workload", "none", "--admin-socket", a.admin)
+}
+
+// As long as nobody is answered, that is the fault of every call.
+func TestExplainCallSaysThatTheGateIsClosed(t *testing.T) {
+	t.Parallel()
+	t.Run("owners are asked", func(t *testing.T) {
+		w := &faultWorld{world: newWorld(t), site: newSite(t)}
+		hang := func(_ any, s grpc.ServerStream, _ *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
+			<-s.Context().Done()
+			return nil
+		}
+		w.serve("slow-1-a", []string{"shop.Slow"}, grpc.StreamInterceptor(hang))
+		w.agent = w.site.start(t, "--source", w.write().source()).live()
+		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "prod/web"}})
+		c.subscribe(xds.Cluster)
+		w.names(t, fault{from: "prod/web", path: "/shop.Slow/Say", code: codes.Unavailable, says: "the gate is closed: 1 owners not known yet: prod/ReplicaSet/slow-1 (collecting)", by: byUnknown})
+	})
+	t.Run("source that cannot be read", func(t *testing.T) {
+		w := &faultWorld{world: newWorld(t), site: newSite(t)}
+		kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+		text := fmt.Sprintf(`{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"c","cluster":{"server":"http://%s:1"}}],
+			"contexts":[{"name":"c","context":{"cluster":"c","user":"u"}}],"users":[{"name":"u","user":{}}]}`, nextAddr())
+		if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.agent = w.site.start(t, "--source", "kube", "--kubeconfig", kubeconfig).live()
+		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "prod/web"}})
+		c.subscribe(xds.Cluster)
+		w.names(t, fault{from: "prod/web", path: "/shop.Web/Say", code: codes.Unavailable, says: "connection refused", by: byUnknown})
+		w.names(t, fault{from: "prod/web", path: "/shop.Web/Say", code: codes.Unavailable, says: "the gate is closed: the source has not synced: ", by: byUnknown})
+	})
+}
