@@ -68,55 +68,93 @@ func (a *Agent) whyNotHere(o *nodecache.Owner, m nodecache.Member, service strin
 	return "its owner " + without
 }
 
+// reason is why a name is not known, and what to do about that.
+type reason struct {
+	text, do string
+	rank     int
+}
+
 // whyUnknown says why nobody is known to serve a service to callers of a
-// namespace: the likeliest reason first, one line each.
-func (a *Agent) whyUnknown(namespace, service string) []string {
-	var lines []string
+// namespace: the likeliest reason first.
+func (a *Agent) whyUnknown(namespace, service string) []reason {
+	reasons := a.unheard(namespace, service)
+	var elsewhere []string
 	for _, s := range a.compiler.Services() {
 		if s.Name == service && s.Namespace != namespace {
-			lines = append(lines, fmt.Sprintf("namespace %s has it and does not export it to %s", s.Namespace, namespace))
+			elsewhere = append(elsewhere, s.Namespace)
 		}
 	}
-	if near := nearest(service, a.compiler.Names(namespace)); near != "" {
-		lines = append(lines, fmt.Sprintf("did you mean %s?", near))
+	if len(elsewhere) > 0 {
+		text := "namespace %s has it and does not export it to %s"
+		if len(elsewhere) > 1 {
+			text = "namespaces %s have it and do not export it to %s"
+		}
+		reasons = append(reasons, reason{rank: 2, text: fmt.Sprintf(text, some(elsewhere, 3), namespace),
+			do: fmt.Sprintf("export it: annotation %s: %q on the pods there", kube.ExportAnnotation, namespace)})
 	}
-	return append(lines, a.unheard(namespace, service)...)
+	if near := nearest(service, a.compiler.Names(namespace)); near != "" {
+		reasons = append(reasons, reason{rank: 2, text: fmt.Sprintf("did you mean %s?", near), do: "call " + near})
+	}
+	slices.SortStableFunc(reasons, func(a, b reason) int { return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(a.text, b.text)) })
+	return reasons
 }
 
 // unheard says of each workload of a namespace of which no service is known why
-// that is so, those first that are named as the service is.
-func (a *Agent) unheard(namespace, service string) []string {
-	type line struct {
-		rank int
-		text string
+// that is so. Those that are named as the service is rank higher.
+func (a *Agent) unheard(namespace, service string) []reason {
+	var reasons []reason
+	add := func(workload, text, do string) {
+		reasons = append(reasons, reason{text: text, do: do, rank: min(1, affinity(workload, service)) * 3})
 	}
-	var lines []line
-	absent := map[nodecache.OwnerKey][]string{}
+	absent := map[nodecache.OwnerKey][]*kube.Record{}
 	seen := map[nodecache.OwnerKey]bool{}
 	for _, r := range a.store.InNamespace(namespace) {
 		o := a.dir.Owner(r.Owner)
 		switch {
 		case o == nil || len(o.Pods) == 0 && len(o.Services()) == 0:
-			absent[r.Owner] = append(absent[r.Owner], fmt.Sprintf("%s: pod %s %s", r.OwnerName, r, r.Reason))
+			absent[r.Owner] = append(absent[r.Owner], r)
 		case !seen[r.Owner] && len(o.Services()) == 0:
-			lines = append(lines, line{affinity(o.Workload.Name, service), fmt.Sprintf("%s: %s", o.Name, viewOwner(o, a.config.onlyNode()).Reason)})
+			add(o.Workload.Name, strings.TrimSuffix(fmt.Sprintf("%s: %s", o.Name, viewOwner(o, a.config.onlyNode()).Reason), ": "), remedy(o))
 		}
 		seen[r.Owner] = true
 	}
-	for _, texts := range absent {
-		slices.Sort(texts)
-		text := texts[0]
-		if n := len(texts) - 1; n > 0 {
-			text += fmt.Sprintf(" (and %d more)", n)
+	for _, rs := range absent {
+		r := slices.MinFunc(rs, func(a, b *kube.Record) int { return a.Compare(b.Pod) })
+		text := fmt.Sprintf("%s was never asked: pod %s (%s)", r.OwnerName, r, cmp.Or(r.Reason, "its event is being handled"))
+		if n := len(rs) - 1; n > 0 {
+			text += fmt.Sprintf(" and %d more", n)
 		}
-		lines = append(lines, line{affinity(text, service), text + ", so it was never asked"})
+		add(r.Workload.Name, text, "make a pod Ready")
 	}
-	slices.SortFunc(lines, func(a, b line) int { return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(a.text, b.text)) })
-	texts := make([]string, len(lines))
-	for i, l := range lines {
-		texts[i] = strings.TrimSuffix(l.text, ": ")
+	return reasons
+}
+
+// remedy says what to do about an owner without services.
+func remedy(o *nodecache.Owner) string {
+	if o.Info != nil {
+		for p := range o.Info.All() {
+			switch p.State {
+			case nodecache.PortTLS:
+				return "let a port speak plaintext HTTP/2: TLS is not called"
+			case nodecache.PortNotGRPC:
+				return "correct the hint: the port does not speak gRPC"
+			case nodecache.PortDenied, nodecache.PortNoReflection:
+				return fmt.Sprintf("declare what the port serves: annotation %s", kube.ServicesAnnotation)
+			}
+		}
 	}
-	return texts
+	if len(o.Pods) == 0 {
+		return "make a pod Ready"
+	}
+	switch m := o.Pods[0]; {
+	case m.CollectOff:
+		return fmt.Sprintf("declare what it serves (annotation %s), or let it be asked", kube.ServicesAnnotation)
+	case len(m.AllHints()) == 0:
+		return fmt.Sprintf("name the port grpc, or set annotation %s", kube.GRPCPortAnnotation)
+	case m.HostNetwork && !m.CollectOn:
+		return fmt.Sprintf("opt in: annotation %s: \"true\"", kube.CollectAnnotation)
+	}
+	return "see fingerpost owners, column REASON"
 }
 
 // affinity is higher where a workload's name shares a word with a service's.

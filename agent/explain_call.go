@@ -58,7 +58,9 @@ type call struct {
 	namespace string
 	rule      resources.Rule
 	caller    *kube.Record // nil if there is no such pod
-	clients   []ads.Client // of the caller's id
+	clients   []ads.Client // of the caller
+	bare      bool         // the caller is a gRPC client without a sidecar
+	late      string       // what the client has of before, and why
 	behind    resources.Behind
 	workloads []nodecache.Workload // that have to do with the service
 }
@@ -78,7 +80,7 @@ func (a *Agent) explainCall(from, authority, path string) (*CallExplanation, err
 		a: a, namespace: namespace, caller: a.store.Pod(namespace, pod),
 	}
 	for _, client := range a.server.Clients() {
-		if client.ID == from {
+		if client.ID == from || client.Identity.Pod == from {
 			c.clients = append(c.clients, client)
 		}
 	}
@@ -87,6 +89,7 @@ func (a *Agent) explainCall(from, authority, path string) (*CallExplanation, err
 	c.identity()
 	c.fact("rule", "route %q of virtual host %q: %s", c.rule.Route, c.rule.VirtualHost, c.rule.Why)
 	c.way()
+	c.withoutSidecar()
 	c.unconnected()
 	c.finish()
 	return c.CallExplanation, nil
@@ -119,6 +122,11 @@ func (c *call) identity() {
 		protocol := "state of the world"
 		if client.Delta {
 			protocol = "delta"
+		}
+		// It asks for listeners by name; a sidecar asks for all.
+		if hs := c.a.server.Holdings(client.ID, xds.Listener, ""); len(hs) > 0 && hs[len(hs)-1].State == ads.Unasked {
+			c.bare = true
+			protocol += ", gRPC without a sidecar"
 		}
 		c.fact("client", "%s", strings.TrimSuffix(fmt.Sprintf("connected since %s, %s: %s", ago(client.Connected), protocol, client.State), ": "))
 	}
@@ -184,26 +192,23 @@ func (c *call) gated(s *status.Status) {
 func (c *call) unserved(d unknown.Decision) {
 	reasons := c.a.whyUnknown(c.namespace, c.rule.Service)
 	c.fact("cluster", "none: nobody is known to serve %s to %s", c.rule.Service, c.namespace)
+	var texts []string
 	for _, r := range reasons {
-		c.fact("because", "%s", r)
+		c.fact("because", "%s", r.text)
+		texts = append(texts, r.text)
 	}
-	cause, do := d.Status.Message(), "see fingerpost owners, column REASON"
+	cause, do := d.Status.Message(), "mend what the reason says; fingerpost recollect asks again at once"
 	switch {
 	case len(d.Pending) > 0:
 		do = "wait: it is being asked; a call waits for that up to a second"
 	case d.Status.Code() == codes.Unavailable:
-		do = "mend what the reason says; fingerpost recollect asks again at once"
 	case len(reasons) == 0:
-		reasons = []string{"no workload of the namespace is left to be asked"}
-	}
-	if strings.HasPrefix(some(reasons, 1), "did you mean") {
-		do = "call the service by its full name"
-	}
-	const shown = 3
-	if extra := some(reasons, shown); d.Status.Code() == codes.Unimplemented {
-		cause += ": " + extra
-	} else if len(reasons) > 0 && strings.HasPrefix(reasons[0], "did you mean") {
-		cause += "; " + reasons[0]
+		cause += ": no workload of the namespace is left to be asked"
+		do = "see fingerpost services for what there is"
+	default:
+		const shown = 3
+		cause += ": " + some(texts, shown)
+		do = reasons[0].do
 	}
 	c.gets(d.Status.Code(), d.Status.Message(), cause, do)
 }
@@ -224,8 +229,8 @@ func (c *call) cluster() {
 		c.fact("provider", "%s, %s", o.Name, c.a.learned(o))
 		c.workloads = append(c.workloads, o.Workload)
 	}
-	for _, o := range b.Claimant {
-		c.fact("claimant", "%s with %d pods, which get no call by the name alone", o.Name, len(o.Pods))
+	for _, o := range b.Rivals {
+		c.fact("claimant", "%s with %s, which gets no call by the name alone", o.Name, count(len(o.Pods), "pod"))
 		c.workloads = append(c.workloads, o.Workload)
 	}
 }
@@ -243,7 +248,7 @@ func (a *Agent) learned(o *nodecache.Owner) string {
 		}
 	}
 	if o.Info != nil && len(o.Info.Variants) > 0 {
-		says += fmt.Sprintf("; heterogeneous, %d variants", len(o.Info.Variants))
+		says += "; heterogeneous, with " + count(len(o.Info.Variants), "variant")
 	}
 	return says
 }
@@ -272,37 +277,44 @@ func (c *call) pods() {
 }
 
 // held says whether the client has what the call needs, and if not, what comes
-// of that: the sidecar sends the call to unknown.sock, which says s.
+// of that: a sidecar sends the call to unknown.sock, which says s.
 func (c *call) held(s *status.Status) bool {
+	if len(c.clients) == 0 {
+		return true
+	}
 	ok := true
-	for _, t := range []xds.Type{xds.Cluster, xds.Endpoint} {
-		hs := c.a.server.Holdings(c.From, t, c.Cluster)
-		if len(hs) == 0 {
-			if len(c.clients) > 0 && ok {
-				c.fact(t.String(), "the client has not asked for %s", t)
-				c.gets(s.Code(), s.Message(), fmt.Sprintf("the client has not asked for the %s of %s", noun(t), c.Cluster), "wait; see fingerpost proxies")
-				ok = false
-			}
-			continue
-		}
-		h := hs[len(hs)-1] // the latest stream
-		c.fact(t.String(), "%s", says(&h))
-		if h.State == ads.Acked || h.Earlier || !ok {
-			continue
+	lacks := func(cause, do string) {
+		if ok {
+			c.gets(s.Code(), s.Message(), cause, do)
 		}
 		ok = false
-		cause, do := fmt.Sprintf("the client does not have the %s of %s yet: %s", noun(t), c.Cluster, says(&h)), "wait; see fingerpost proxies"
-		if h.State == ads.Rejected || h.State == ads.Suspect {
-			cause, do = fmt.Sprintf("the client rejected the %s of %s: %s", noun(t), c.Cluster, h.Error), "mend what the client's text says, or report it"
+	}
+	needs := []xds.ID{{Type: xds.Cluster, Name: c.Cluster}, {Type: xds.Endpoint, Name: c.Cluster}}
+	if c.bare {
+		needs = append([]xds.ID{{Type: xds.Listener, Name: c.rule.Service}}, needs...)
+	}
+	for _, need := range needs {
+		h := ads.Holding{State: ads.Unasked}
+		if hs := c.a.server.Holdings(c.clients[len(c.clients)-1].ID, need.Type, need.Name); len(hs) > 0 {
+			h = hs[len(hs)-1] // the latest stream
 		}
-		c.gets(s.Code(), s.Message(), cause, do)
+		what := fmt.Sprintf("%s of %s", nouns[need.Type], need.Name)
+		c.fact(need.Type.String(), "%s: %s", what, says(&h))
+		switch {
+		case h.State == ads.Acked:
+		case h.Earlier:
+			c.late = fmt.Sprintf("; by earlier content (%s: %s)", what, says(&h))
+		case h.State == ads.Unasked && c.bare: // it asks when it dials
+		case h.State == ads.Rejected || h.State == ads.Suspect:
+			lacks(fmt.Sprintf("the client rejected the %s: %s", what, h.Error), "mend what the client's text says, or report it")
+		default:
+			lacks(fmt.Sprintf("the client does not have the %s yet: %s", what, says(&h)), "wait; if it stays so, look at the client and at fingerpost proxies")
+		}
 	}
 	return ok
 }
 
-func noun(t xds.Type) string {
-	return map[xds.Type]string{xds.Cluster: "cluster", xds.Endpoint: "endpoints"}[t]
-}
+var nouns = map[xds.Type]string{xds.Listener: "listener", xds.Cluster: "cluster", xds.Endpoint: "endpoints"}
 
 // says is a holding in one line.
 func says(h *ads.Holding) string {
@@ -316,12 +328,12 @@ func says(h *ads.Holding) string {
 		return what + " at the latest at " + ago(h.Since)
 	}
 	text := map[ads.HoldingState]string{
-		ads.Unasked: "the client has not asked for it", ads.Missing: "there is none for it",
+		ads.Unasked: "not asked for", ads.Missing: "not there for this client",
 		ads.Waiting: "to be sent", ads.Sent: since("sent, not acknowledged,"), ads.Acked: since("acknowledged"),
 		ads.Rejected: since("rejected") + ": " + h.Error, ads.Suspect: since("withheld, since a response that held it was rejected") + ": " + h.Error,
 	}[h.State]
 	if h.Earlier {
-		text += "; the client goes on with what it took before"
+		text += " (the client goes on with what it took before)"
 	}
 	return text
 }
@@ -339,7 +351,7 @@ func (c *call) called() {
 	who := strings.Join(by, " and ")
 	var absent []string
 	for _, p := range c.Absent {
-		absent = append(absent, fmt.Sprintf("pod %s %s", p.Pod, p.Why))
+		absent = append(absent, fmt.Sprintf("pod %s (%s)", p.Pod, p.Why))
 	}
 	const shown = 2
 	if len(b.Endpoints) == 0 {
@@ -351,7 +363,7 @@ func (c *call) called() {
 			do = "scale it up"
 		}
 		if len(b.Claimants) > 0 {
-			cause += fmt.Sprintf("; %s claims it too and gets no call by the name alone", b.Claimant[0].Workload)
+			cause += fmt.Sprintf("; %s claims it too and gets no call by the name alone", b.Rivals[0].Workload)
 			do += ", or put both workloads behind one Service"
 		}
 		c.gets(codes.Unavailable, "no healthy upstream", cause, do)
@@ -369,7 +381,7 @@ func (c *call) called() {
 	if len(absent) > 0 {
 		cause += "; not to " + some(absent, shown)
 	}
-	c.gets(codes.OK, "", cause, do)
+	c.gets(codes.OK, "", cause+c.late, do)
 }
 
 // lacksMethod returns an owner whose descriptors lack the called method where
@@ -401,6 +413,20 @@ func count(n int, what string) string {
 		return "1 " + what
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// withoutSidecar corrects what comes of a call where no sidecar asks
+// unknown.sock: gRPC's own client says UNAVAILABLE, in words of its own, of what
+// cannot be resolved or has no endpoint.
+func (c *call) withoutSidecar() {
+	if !c.bare || c.Code == codeName(codes.OK) || len(c.Endpoints) > 0 && c.Code == codeName(codes.Unimplemented) {
+		return
+	}
+	cause := c.Cause
+	if c.behind.Provider == nil {
+		cause += " (a gRPC client without a sidecar gives the name up after 15 s)"
+	}
+	c.gets(codes.Unavailable, "", cause, c.Do)
 }
 
 // unconnected puts first that nobody of the caller's id is there to be told.
@@ -437,6 +463,6 @@ func (c *call) finish() {
 
 func (e *Explanation) decided(ds []Decision) {
 	for _, d := range ds {
-		e.fact(d.At.Format("15:04:05.000"), "%s", d.Says)
+		e.fact(d.At.Format("2006-01-02T15:04:05.000Z"), "%s", d.Says)
 	}
 }

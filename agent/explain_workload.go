@@ -94,7 +94,7 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 			e.fact("pod", "%s on node %q, %s, %s", r, r.Node, r.Addr, r.State)
 			continue
 		}
-		absent = append(absent, fmt.Sprintf("pod %s %s", r, why))
+		absent = append(absent, fmt.Sprintf("pod %s (%s)", r, why))
 		e.fact("absent", "pod %s on node %q: %s", r, r.Node, why)
 	}
 	says := "serves nothing that is known"

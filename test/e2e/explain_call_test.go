@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,6 +106,12 @@ func refusing(c codes.Code) grpc.ServerOption {
 	})
 }
 
+// hang takes a stream and answers nothing.
+func hang(_ any, s grpc.ServerStream, _ *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
+	<-s.Context().Done()
+	return nil
+}
+
 // faultWorld is a world of faults, each in a namespace of its own but for those
 // of the namespace prod, which an Envoy calls.
 type faultWorld struct {
@@ -144,8 +151,8 @@ func notReady(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionF
 func (w *faultWorld) unservedFaults() {
 	t := w.t
 	none := &net.TCPAddr{IP: net.ParseIP(nextAddr()), Port: 50051} // nobody listens
-	w.alone("unready", none, notReady, codes.Unimplemented, "pod unready/unready-1-a is not ready, so it was never asked")
-	w.alone("noip", none, func(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "", nil }, codes.Unimplemented, "pod noip/noip-1-a has no address")
+	w.alone("unready", none, notReady, codes.Unimplemented, "ReplicaSet/unready-1 was never asked: pod unready/unready-1-a (is not ready)")
+	w.alone("noip", none, func(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "", nil }, codes.Unimplemented, "pod noip/noip-1-a (has no address)")
 	w.alone("nohint", none, func(p *corev1.Pod) { p.Spec.Containers[0].Ports[0].Name = "api" }, codes.Unimplemented, "ReplicaSet/nohint-1: no port has a gRPC hint")
 	w.alone("optout", none, func(p *corev1.Pod) {
 		p.Annotations = map[string]string{"fingerpost.dev/collect": "false"}
@@ -157,7 +164,7 @@ func (w *faultWorld) unservedFaults() {
 	w.alone("http1", web(t, (*httptest.Server).Start), nil, codes.Unimplemented, ": not-grpc")
 	w.alone("denied", refusedBy(t, codes.PermissionDenied), nil, codes.Unimplemented, ": denied")
 	w.alone("noreflection", refusedBy(t, codes.Unimplemented), nil, codes.Unimplemented, ": no-reflection")
-	w.alone("completed", none, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, codes.Unimplemented, "pod completed/completed-1-a has finished")
+	w.alone("completed", none, func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, codes.Unimplemented, "pod completed/completed-1-a (has finished)")
 }
 
 // refusedBy is a gRPC server that answers reflection with the code.
@@ -180,6 +187,8 @@ func (w *faultWorld) namedFaults() {
 	w.fault(fault{name: "nobody at all", from: "front/caller", path: "/shop.Nobody/Say", code: codes.Unimplemented, says: "no workload of the namespace is left to be asked", by: byUnknown})
 	elsewhere("nack", "nack-1-a", "shop.Web")
 	w.fault(fault{name: "client refused the cluster", from: "nack/caller", path: "/shop.Web/Say", code: codes.Unavailable, says: "the client rejected the cluster of nack/shop.Web: shop.Web is not to my taste", by: byUnknown})
+	elsewhere("mute", "mute-1-a", "shop.Web")
+	w.fault(fault{name: "client does not acknowledge", from: "mute/caller", path: "/shop.Web/Say", code: codes.Unavailable, says: "the client does not have the cluster of mute/shop.Web yet: sent, not acknowledged", by: byUnknown})
 	elsewhere("lone", "lone-1-a", "shop.Web")
 	lone := w.add(newPod("lonely-1-a", nextAddr(), 80))
 	lone.Namespace, lone.Spec.Containers[0].Ports[0].Name = "lone", "http"
@@ -202,11 +211,11 @@ func (w *faultWorld) providedFaults() {
 	prod("nothing is wrong", "/shop.Fine/Say", codes.OK, "it goes to 1 endpoint of ReplicaSet/fine")
 	prod("no such method", "/shop.Fine/Nothing", codes.Unimplemented, "have no method Nothing of shop.Fine, only Chat; Say; Watch")
 	w.served("late-1-a", "shop.NotReady", notReady)
-	prod("is not Ready any more", "/shop.NotReady/Say", codes.Unavailable, "no pod of ReplicaSet/late serves it: pod prod/late-1-a is not ready")
+	prod("is not Ready any more", "/shop.NotReady/Say", codes.Unavailable, "no pod of ReplicaSet/late serves it: pod prod/late-1-a (is not ready)")
 	w.served("term-1-a", "shop.Terminating", func(p *corev1.Pod) { notReady(p); terminate(p) })
-	prod("terminating", "/shop.Terminating/Say", codes.Unavailable, "pod prod/term-1-a is terminating and not ready")
+	prod("terminating", "/shop.Terminating/Say", codes.Unavailable, "pod prod/term-1-a (is terminating and not ready)")
 	w.served("evicted-1-a", "shop.Evicted", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
-	prod("evicted", "/shop.Evicted/Say", codes.Unavailable, "pod prod/evicted-1-a has failed")
+	prod("evicted", "/shop.Evicted/Say", codes.Unavailable, "pod prod/evicted-1-a (has failed)")
 	w.served("drain-1-a", "shop.Draining", terminate)
 	prod("all are draining", "/shop.Draining/Say", codes.OK, "all of 1 endpoint of ReplicaSet/drain are draining")
 	w.served("zero-1-a", "shop.Zero", func(p *corev1.Pod) { w.remove(p) })
@@ -224,12 +233,12 @@ func (w *faultWorld) providedFaults() {
 	two, _ := w.serve("mixed-1-b", []string{"shop.Other"})
 	image(one, "1")
 	image(two, "2")
-	prod("heterogeneous", "/shop.Mixed/Say", codes.OK, "not to pod prod/mixed-1-b its images differ from those of the owner's other pods")
+	prod("heterogeneous", "/shop.Mixed/Say", codes.OK, "not to pod prod/mixed-1-b (its images differ from those of the owner's other pods")
 
 	old, sampled := w.serve("shared-1-a", []string{"shop.Shared"})
 	fresh := w.add(newPod("shared-1-b", sampled.IP(), sampled.Port()))
 	old.CreationTimestamp, fresh.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
-	prod("address of another", "/shop.Shared/Say", codes.OK, "not to pod prod/shared-1-a another pod that is alive has its address: prod/shared-1-b")
+	prod("address of another", "/shop.Shared/Say", codes.OK, "not to pod prod/shared-1-a (another pod that is alive has its address: prod/shared-1-b)")
 }
 
 // calls makes the call as the fault says.
@@ -304,12 +313,9 @@ func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
 		if f.by != byUnknown {
 			continue
 		}
-		refuse := ""
-		if strings.HasPrefix(f.from, "nack/") {
-			refuse = "shop.Web is not to my taste"
-		}
+		reply := map[string]client.Reply{"nack/caller": {Nack: "shop.Web is not to my taste"}, "mute/caller": {Silent: true}}[f.from]
 		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: f.from},
-			Reply: func(client.Response) client.Reply { return client.Reply{Nack: refuse} }})
+			Reply: func(client.Response) client.Reply { return reply }})
 		c.subscribe(xds.Cluster)
 	}
 	w.envoy = w.site.sidecar(t, "delta", "prod/web")
@@ -329,11 +335,47 @@ func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
 		t.Errorf("only %d faults", n)
 	}
 
+	t.Run("client refuses later endpoints", func(t *testing.T) {
+		var refuse atomic.Bool
+		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "prod/picky"}, Reply: func(r client.Response) client.Reply {
+			if refuse.Load() {
+				return client.Reply{Nack: "too many endpoints"}
+			}
+			return client.Reply{}
+		}})
+		c.subscribe(xds.Cluster)
+		f := fault{from: "prod/picky", path: "/shop.Fine/Say", code: codes.Unavailable, says: "the client does not have the endpoints of prod/shop.Fine yet: not asked for"}
+		w.names(t, f)
+		c.subscribe(xds.Endpoint, "prod/shop.Fine")
+		f.code, f.says = codes.OK, "it goes to 1 endpoint of ReplicaSet/fine"
+		w.names(t, f)
+		refuse.Store(true)
+		w.serve("fine-1-b", []string{"shop.Fine"})
+		w.write()
+		f.says = "it goes to 2 endpoints of ReplicaSet/fine; by earlier content (endpoints of prod/shop.Fine: rejected at "
+		w.names(t, f)
+	})
+	t.Run("owner is being asked", func(t *testing.T) {
+		p, _ := w.serve("slow-1-a", []string{"shop.Slow"}, grpc.StreamInterceptor(hang))
+		p.Namespace = "slow"
+		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "slow/caller"}})
+		c.subscribe(xds.Cluster)
+		w.write()
+		w.names(t, fault{from: "slow/caller", path: "/shop.Slow/Say", code: codes.Unavailable, says: "shop.Slow in namespace slow: ReplicaSet/slow-1 ", by: byUnknown})
+	})
+	t.Run("client without a sidecar", func(t *testing.T) {
+		conn := w.site.proxyless(t, "back/grpc", "shop.Back")
+		if _, err := say(t, conn, "shop.Back"); err != nil {
+			t.Fatal(err)
+		}
+		w.names(t, fault{from: "back/grpc", path: "/shop.Back/Say", code: codes.OK, says: "it goes to 1 endpoint of ReplicaSet/back"})
+		w.names(t, fault{from: "back/grpc", path: "/shop.Nobody/Say", code: codes.Unavailable, says: "(a gRPC client without a sidecar gives the name up after 15 s)"})
+	})
 	t.Run("broken source", func(t *testing.T) {
 		w.writeRaw("kind: [\n")
 		w.names(t, fault{from: "prod/web", path: "/shop.Fine/Say", code: codes.OK, says: "by a state that is ", by: byEnvoy})
 		w.write()
-		w.names(t, fault{from: "prod/web", path: "/shop.Fine/Say", code: codes.OK, says: "it goes to 1 endpoint of ReplicaSet/fine", by: byEnvoy})
+		w.names(t, fault{from: "prod/web", path: "/shop.Fine/Say", code: codes.OK, says: "it goes to 2 endpoints of ReplicaSet/fine", by: byEnvoy})
 	})
 	t.Run("steps", func(t *testing.T) { wantSteps(t, w.agent) })
 	t.Run("usage", func(t *testing.T) {
@@ -367,8 +409,8 @@ func wantSteps(t *testing.T, a *agentProcess) {
 		`route "by-name" of virtual host "egress"`,
 		"prod/shop.Mixed: of the caller's own namespace",
 		"1: ReplicaSet/mixed, without a Service",
-		"ReplicaSet/mixed-1, known, learned by self at ", "heterogeneous, 1 variants",
-		"acknowledged at ",
+		"ReplicaSet/mixed-1, known, learned by self at ", "heterogeneous, with 1 variant",
+		"cluster of prod/shop.Mixed: acknowledged at ", "endpoints of prod/shop.Mixed: acknowledged at ",
 		`pod prod/mixed-1-a on node "n1", serving`,
 		`pod prod/mixed-1-b on node "n1": its images differ`,
 		"code", "OK", "do", "nothing",
@@ -407,13 +449,13 @@ func wantSteps(t *testing.T, a *agentProcess) {
 
 func wantWorkloads(t *testing.T, a *agentProcess) {
 	for name, want := range map[string][]string{
-		"prod/late":             {"ReplicaSet/late of namespace prod serves shop.NotReady with 0 pods; absent: pod prod/late-1-a is not ready", "ReplicaSet/late-1 (uid-late-1/1) with 0 pods, known, learned by self at "},
+		"prod/late":             {"ReplicaSet/late of namespace prod serves shop.NotReady with 0 pods; absent: pod prod/late-1-a (is not ready)", "ReplicaSet/late-1 (uid-late-1/1) with 0 pods, known, learned by self at "},
 		"prod/ReplicaSet/zero":  {"serves shop.Zero with 0 pods", "pods of ReplicaSet/zero-1: "},
 		"prod/Deployment/mixed": {"serves shop.Mixed, shop.Other with 2 pods"},
 		"prod/rival":            {"gets no calls; another workload provides shop.Model", "ReplicaSet/rival-1 stands behind prod/rival"},
-		"prod/shared":           {"with 1 pod; absent: pod prod/shared-1-a another pod that is alive has its address"},
-		"unready/unready":       {"serves nothing that is known; absent: pod unready/unready-1-a is not ready"},
-		"tls/tls":               {"serves nothing that is known; absent: pod tls/tls-1-a port ", "collect-ended: ReplicaSet/tls-1: none: port "},
+		"prod/shared":           {"with 1 pod; absent: pod prod/shared-1-a (another pod that is alive has its address"},
+		"unready/unready":       {"serves nothing that is known; absent: pod unready/unready-1-a (is not ready)"},
+		"tls/tls":               {"serves nothing that is known; absent: pod tls/tls-1-a (port ", "collect-ended: ReplicaSet/tls-1: none: port "},
 	} {
 		out := a.must("explain", "workload", name)
 		line, rest, _ := strings.Cut(out, "\n")
@@ -435,10 +477,6 @@ func TestExplainCallSaysThatTheGateIsClosed(t *testing.T) {
 	t.Parallel()
 	t.Run("owners are asked", func(t *testing.T) {
 		w := &faultWorld{world: newWorld(t), site: newSite(t)}
-		hang := func(_ any, s grpc.ServerStream, _ *grpc.StreamServerInfo, _ grpc.StreamHandler) error {
-			<-s.Context().Done()
-			return nil
-		}
 		w.serve("slow-1-a", []string{"shop.Slow"}, grpc.StreamInterceptor(hang))
 		w.agent = w.site.start(t, "--source", w.write().source()).live()
 		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "prod/web"}})

@@ -91,9 +91,10 @@ func (c *Compiler) exported(id serviceID, s *service) ServiceView {
 // Behind says who stands behind a service in a namespace.
 type Behind struct {
 	ServiceView
-	// Provider and Claimant are the owners, with those that have no pods any
-	// more. They are of other namespaces where these export the service.
-	Provider, Claimant []*nodecache.Owner
+	// Provider and Rivals are the provider's owners and those of the claimants,
+	// with those that have no pods any more. They are of other namespaces where
+	// these export the service.
+	Provider, Rivals []*nodecache.Owner
 }
 
 // Behind says who stands behind a service that has a cluster in the namespace;
@@ -107,7 +108,7 @@ func (c *Compiler) Behind(namespace, service string) (Behind, bool) {
 		return Behind{}, false
 	}
 	b := Behind{ServiceView: s.view(id)}
-	b.Provider, b.Claimant = s.split(service)
+	b.Provider, b.Rivals = s.split(service)
 	return b, true
 }
 
