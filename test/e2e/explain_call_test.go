@@ -202,6 +202,21 @@ func (w *faultWorld) namedFaults() {
 	w.fault(fault{name: "authority of a Service", from: "prod/web", authority: "cart.prod:50051", path: "/shop.Fine/Say", code: codes.Unavailable, says: `authority "cart.prod:50051" names a Service`, by: byEnvoy})
 }
 
+// authorities of the caller's own sidecar, in every form, and some that look
+// like them.
+func (w *faultWorld) authorities() {
+	for authority, c := range map[string]codes.Code{
+		"localhost": codes.OK, "LocalHost.:80": codes.OK, "[::1]:15001": codes.OK, "127.0.0.1": codes.OK,
+		"127.0.0.2": codes.Unavailable, "localhost..": codes.Unavailable, "localhost.prod": codes.Unavailable,
+	} {
+		says := "it goes to 1 endpoint of ReplicaSet/fine"
+		if c != codes.OK {
+			says = fmt.Sprintf("authority %q names a Service", authority)
+		}
+		w.fault(fault{name: "authority " + authority, from: "prod/web", authority: authority, path: "/shop.Fine/Say", code: c, says: says, by: byEnvoy})
+	}
+}
+
 // providedFaults are those of services that are known.
 func (w *faultWorld) providedFaults() {
 	prod := func(name, path string, c codes.Code, says string) {
@@ -307,6 +322,7 @@ func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
 	w := &faultWorld{world: newWorld(t), site: newSite(t)}
 	w.unservedFaults()
 	w.namedFaults()
+	w.authorities()
 	w.providedFaults()
 	w.agent = w.site.start(t, "--source", w.write().source()).ready()
 	for _, f := range w.faults {

@@ -67,3 +67,33 @@ func TestWitnessHearsOfEachDecisionOnce(t *testing.T) {
 		}
 	}
 }
+
+// A change that changes nothing costs the same whether or not somebody listens.
+func TestWitnessCostsAnUnchangedOwnerNothing(t *testing.T) {
+	allocations := func(w resources.Witness) float64 {
+		c, err := resources.New(resources.Options{Witness: w})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := known("web", "web", []string{"pkg.S"}, pod("10.0.0.1", nodecache.Serving), pod("10.0.0.2", nodecache.Serving))
+		dir, keys := views{o.Key: o}, []nodecache.OwnerKey{o.Key}
+		c.Apply(dir, keys)
+		return testing.AllocsPerRun(100, func() { c.Apply(dir, keys) })
+	}
+	var heard told
+	if with, without := allocations(&heard), allocations(nil); with > without {
+		t.Errorf("%v allocations with a witness, %v without", with, without)
+	}
+}
+
+func TestBehindNamesProviderAndRivals(t *testing.T) {
+	w := newWorld(t)
+	w.set(known("a", "a", []string{"pkg.S"}, pod("10.0.0.1", nodecache.Serving)), known("b", "b", []string{"pkg.S"}))
+	b, ok := w.c.Behind("prod", "pkg.S")
+	if !ok || len(b.Provider) != 1 || b.Provider[0].Key.UID != "a" || len(b.Rivals) != 1 || b.Rivals[0].Key.UID != "b" || len(b.Endpoints) != 1 {
+		t.Errorf("%v, %+v", ok, b)
+	}
+	if _, ok := w.c.Behind("prod", "pkg.T"); ok {
+		t.Error("a service that nobody has has somebody behind it")
+	}
+}
