@@ -112,10 +112,9 @@ func (c *call) identity() {
 	default:
 		c.fact("identity", "%s, claimed by node.id (not proved: %s)", c.From, c.clients[0].Identity.Reason)
 	}
-	switch {
-	case c.caller == nil:
+	if c.caller == nil {
 		c.fact("caller", "there is no pod %s", c.From)
-	default:
+	} else {
 		c.fact("caller", "%s on node %q", strings.TrimSuffix(c.caller.State.String()+": "+c.caller.Reason, ": "), c.caller.Node)
 	}
 	for _, client := range c.clients {
