@@ -59,8 +59,8 @@ func (a *Agent) whyNotHere(o *nodecache.Owner, m nodecache.Member, service strin
 	}
 	if v := o.Info.Variant(m.Pod); v != nil && v.Pod != "" {
 		return "it was asked itself and " + without
-	} else if v != nil {
-		return "its images differ from those of the owner's other pods; with them it " + without
+	} else if len(o.Info.Variants) > 0 {
+		return "the owner's pods run different images; with its own it " + without
 	}
 	if len(m.Declared) > 0 {
 		without += ", and does not declare it"

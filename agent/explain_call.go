@@ -154,16 +154,20 @@ func (c *call) way() {
 		c.fact("cluster", "none: %s is infrastructure, which every server has", service)
 		c.gets(d.Status.Code(), d.Status.Message(), service+" is infrastructure, which is never served by its name alone", "dial the pod itself")
 		return
-	case !a.complete():
-		c.fact("cluster", "%s, as far as the sidecar has it from before", c.Cluster)
+	}
+	behind, served := a.compiler.Behind(c.namespace, service)
+	if !a.gate.open.Load() || !served && !a.complete() {
+		c.fact("cluster", "%s", c.Cluster)
 		c.gated(d.Status)
+		c.kept()
 		return
 	}
-	var served bool
-	if c.behind, served = a.compiler.Behind(c.namespace, service); !served {
+	if !served {
 		c.unserved(d)
+		c.kept()
 		return
 	}
+	c.behind = behind
 	c.cluster()
 	c.pods()
 	if !c.held(d.Status) {
@@ -210,6 +214,27 @@ func (c *call) unserved(d unknown.Decision) {
 		do = reasons[0].do
 	}
 	c.gets(d.Status.Code(), d.Status.Message(), cause, do)
+}
+
+// kept corrects what comes of a call for which the agent has no cluster where
+// the client has one: what it brought is not taken from it for want of evidence.
+func (c *call) kept() {
+	h := c.holding(xds.ID{Type: xds.Cluster, Name: c.Cluster})
+	if !h.Earlier {
+		return
+	}
+	c.fact(xds.Cluster.String(), "cluster of %s: %s", c.Cluster, says(&h))
+	c.gets(codes.OK, "", fmt.Sprintf("the client goes on with the cluster and endpoints that it has from before; %s", c.Cause), c.Do)
+}
+
+// holding is what the caller's latest stream has of a resource.
+func (c *call) holding(id xds.ID) ads.Holding {
+	if n := len(c.clients); n > 0 {
+		if hs := c.a.server.Holdings(c.clients[n-1].ID, id.Type, id.Name); len(hs) > 0 {
+			return hs[len(hs)-1]
+		}
+	}
+	return ads.Holding{State: ads.Unasked}
 }
 
 // cluster says whose the cluster is, and what is known of those behind it.
@@ -293,10 +318,7 @@ func (c *call) held(s *status.Status) bool {
 		needs = append([]xds.ID{{Type: xds.Listener, Name: c.rule.Service}}, needs...)
 	}
 	for _, need := range needs {
-		h := ads.Holding{State: ads.Unasked}
-		if hs := c.a.server.Holdings(c.clients[len(c.clients)-1].ID, need.Type, need.Name); len(hs) > 0 {
-			h = hs[len(hs)-1] // the latest stream
-		}
+		h := c.holding(need)
 		what := fmt.Sprintf("%s of %s", nouns[need.Type], need.Name)
 		c.fact(need.Type.String(), "%s: %s", what, says(&h))
 		switch {

@@ -248,7 +248,7 @@ func (w *faultWorld) providedFaults() {
 	two, _ := w.serve("mixed-1-b", []string{"shop.Other"})
 	image(one, "1")
 	image(two, "2")
-	prod("heterogeneous", "/shop.Mixed/Say", codes.OK, "not to pod prod/mixed-1-b (its images differ from those of the owner's other pods")
+	prod("heterogeneous", "/shop.Mixed/Say", codes.OK, "not to pod prod/mixed-1-b (the owner's pods run different images; with its own it was collected without shop.Mixed")
 
 	old, sampled := w.serve("shared-1-a", []string{"shop.Shared"})
 	fresh := w.add(newPod("shared-1-b", sampled.IP(), sampled.Port()))
@@ -371,6 +371,14 @@ func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
 		f.says = "it goes to 2 endpoints of ReplicaSet/fine; by earlier content (endpoints of prod/shop.Fine: rejected at "
 		w.names(t, f)
 	})
+	t.Run("client keeps what it brought", func(t *testing.T) {
+		var brought client.Memory
+		name := "refused/shop.Web"
+		brought.Resources[xds.Cluster] = map[string]client.Resource{name: {Name: name, Version: "1"}}
+		c := connectRaw(t, w.site.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "refused/keeper"}, Memory: brought})
+		c.subscribe(xds.Cluster)
+		w.names(t, fault{from: "refused/keeper", path: "/shop.Web/Say", code: codes.OK, says: "the client goes on with the cluster and endpoints that it has from before; shop.Web in namespace refused: ReplicaSet/refused-1 could not be asked"})
+	})
 	t.Run("owner is being asked", func(t *testing.T) {
 		p, _ := w.serve("slow-1-a", []string{"shop.Slow"}, grpc.StreamInterceptor(hang))
 		p.Namespace = "slow"
@@ -428,7 +436,7 @@ func wantSteps(t *testing.T, a *agentProcess) {
 		"ReplicaSet/mixed-1, known, learned by self at ", "heterogeneous, with 1 variant",
 		"cluster of prod/shop.Mixed: acknowledged at ", "endpoints of prod/shop.Mixed: acknowledged at ",
 		`pod prod/mixed-1-a on node "n1", serving`,
-		`pod prod/mixed-1-b on node "n1": its images differ`,
+		`pod prod/mixed-1-b on node "n1": the owner's pods run different images`,
 		"code", "OK", "do", "nothing",
 		"collect-ended: ReplicaSet/mixed-1: known", "service-added: prod/shop.Mixed: provided by ReplicaSet/mixed",
 	} {

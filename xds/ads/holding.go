@@ -66,11 +66,12 @@ func (st *stream) holding(client string, t xds.Type, name string) (Holding, bool
 		h.State = Unasked
 		return h, true
 	}
+	_, h.Earlier = ts.brought[name]
+	h.Earlier = h.Earlier || known && ts.taken.ids.has(id)
 	if !known || tb.resolve(t, id, st.scopes, ts.subscribed.has(id)) == nil {
 		h.State = Missing
 		return h, true
 	}
-	h.Earlier = ts.taken.ids.has(id)
 	switch {
 	case ts.withheld.has(id):
 		h.State = Suspect

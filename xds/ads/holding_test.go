@@ -125,6 +125,32 @@ func TestHoldingOfAClientThatComesBack(t *testing.T) {
 	}
 }
 
+// A name that is kept for want of evidence is the client's still.
+func TestHoldingOfWhatAClientBroughtAndNobodyHas(t *testing.T) {
+	w := openWorld(t, cluster("A", 1))
+	w.evidence(xds.Shared, xds.Failed)
+	var brought client.Memory
+	brought.Resources[cds] = map[string]client.Resource{}
+	for _, r := range []*xds.Resource{cluster("A", 1), cluster("B", 1)} {
+		brought.Resources[cds][r.Name] = client.Resource{Name: r.Name, Version: r.Version, Body: r.Body}
+	}
+	s := w.connect(client.Options{Delta: true, Memory: brought})
+	s.sub(cds)
+	s.want(cds) // it has all there is
+	w.holding(cds, "A", ads.Acked)
+	if h := w.holding(cds, "B", ads.Missing); !h.Earlier {
+		t.Errorf("what was brought: %+v", h)
+	}
+	if h := w.holding(cds, "C", ads.Missing); h.Earlier {
+		t.Errorf("what was not brought: %+v", h)
+	}
+	w.evidence(xds.Shared, xds.Complete)
+	s.want(cds, "-B")
+	if h := w.holding(cds, "B", ads.Missing); h.Earlier {
+		t.Errorf("after its removal: %+v", h)
+	}
+}
+
 // Only the latest acknowledgements are kept by resource, whatever a client does.
 func TestTimeOfAnOldAcknowledgementIsABound(t *testing.T) {
 	w := openWorld(t)
