@@ -10,7 +10,6 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/nodecache"
-	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
 )
 
@@ -43,13 +42,13 @@ func (w witness) CollectEnded(o *nodecache.Owner, result, detail string) {
 	w.Add(e)
 }
 
-func (w witness) refused(client string, t xds.Type, n ads.Nack, withheld []string) {
-	e := journal.Entry{Kind: journal.Nack, Client: client, Resource: t.String(), Text: n.Error}
-	e.Namespace, _, _ = strings.Cut(client, "/")
+func (w witness) refused(r ads.Refusal) {
+	e := journal.Entry{Kind: journal.Nack, Client: r.Node.GetId(), Resource: r.Type.String(), Text: r.Error}
+	e.Namespace, _, _ = strings.Cut(e.Client, "/")
 	w.Add(e)
 	e.Kind = journal.Quarantine
-	for _, name := range withheld {
-		e.Resource = t.String() + " " + name
+	for _, name := range r.Withheld {
+		e.Resource = r.Type.String() + " " + name
 		w.Add(e)
 	}
 }

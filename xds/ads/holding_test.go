@@ -176,10 +176,10 @@ func TestTimeOfAnOldAcknowledgementIsABound(t *testing.T) {
 func TestRefusalIsToldWithWhatIsWithheld(t *testing.T) {
 	var mu sync.Mutex
 	var told []string
-	w := newWorld(t, ads.Options{Refused: func(client string, t xds.Type, n ads.Nack, withheld []string) {
+	w := newWorld(t, ads.Options{Refused: func(r ads.Refusal) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = append(told, fmt.Sprint(client, " ", t, " ", n.Error, " ", withheld))
+		told = append(told, fmt.Sprint(r.Node.GetId(), " ", r.Type, " ", r.Error, " ", r.Withheld))
 	}})
 	w.server.OpenGate()
 	w.set(cluster("A", 1), cluster("B", 1))

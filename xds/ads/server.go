@@ -51,10 +51,9 @@ type Options struct {
 	// Trial is how long resources that a client may have refused wait to be
 	// sent to it again, if nothing else changes. Zero means [DefaultTrial].
 	Trial time.Duration
-	// Refused is told of each refusal, with the names of the resources that are
-	// withheld because of it. It is called with the server's locks free, and
-	// must not wait. Nil: nobody is told.
-	Refused func(client string, t xds.Type, n Nack, withheld []string)
+	// Refused hears of each response that a client rejected. It is called with
+	// the server's locks free and must not block. Nil: nobody hears of them.
+	Refused func(Refusal)
 	// Logger takes few lines; nil discards them.
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
@@ -320,16 +319,29 @@ func (s *Server) scopesOf(node *corev3.Node) ([]uint32, error) {
 	return ids, nil
 }
 
+// Refusal is a response that a client rejected.
+type Refusal struct {
+	Node *corev3.Node // of the client
+	Type xds.Type
+	Nack
+	// Withheld are the names of the resources that are withheld because of it,
+	// without those that are merely suspects.
+	Withheld []string
+
+	resources int // carried
+}
+
 // maxNacked bounds the memory of logged refusals.
 const maxNacked = 1024
 
 // refused counts a NACK and logs it once for each distinct message.
-func (s *Server) refused(client string, t xds.Type, n *Nack, resources int, withheld []string) {
-	s.metrics.nacks.WithLabelValues(t.String()).Inc()
+func (s *Server) refused(r Refusal) {
+	client := r.Node.GetId()
+	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
 	if s.opts.Refused != nil {
-		s.opts.Refused(client, t, *n, withheld)
+		s.opts.Refused(r)
 	}
-	key := sha256.Sum256([]byte(t.String() + "\x00" + client + "\x00" + n.Error))
+	key := sha256.Sum256([]byte(r.Type.String() + "\x00" + client + "\x00" + r.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
 	if len(s.nacked) >= maxNacked {
@@ -338,7 +350,7 @@ func (s *Server) refused(client string, t xds.Type, n *Nack, resources int, with
 	s.nacked[key] = struct{}{}
 	s.nackMu.Unlock()
 	if !known {
-		s.log.Warn("client refused a response", "client", client, "type", t.String(),
-			"version", n.Version, "resources", resources, "error", n.Error)
+		s.log.Warn("client refused a response", "client", client, "type", r.Type.String(),
+			"version", r.Version, "resources", r.resources, "error", r.Error)
 	}
 }

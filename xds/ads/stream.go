@@ -279,11 +279,10 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 		st.accept(t)
 		return nil
 	}
-	resources := 0
-	ts.carried.each(nil, func(uint32) bool { resources++; return true })
-	withheld := st.refuse(t, clip(detail.GetMessage()))
-	n, client := *ts.nack, st.node.GetId()
-	return func() { st.s.refused(client, t, &n, resources, withheld) }
+	r := Refusal{Node: st.node, Type: t, resources: ts.carried.count()}
+	r.Withheld = st.refuse(t, clip(detail.GetMessage()))
+	r.Nack = *ts.nack
+	return func() { st.s.refused(r) }
 }
 
 // mark notes what changes mean for this stream; true if it should look.

@@ -28,8 +28,8 @@ type Rule struct {
 	Cluster string
 }
 
-// grpcPath is what the route table takes for the path of a gRPC call.
-var grpcPath = regexp.MustCompile(`^/([A-Za-z_][A-Za-z0-9_.]*)/([A-Za-z_][A-Za-z0-9_]*)$`)
+// callPath is what the route table takes for the path of a gRPC call.
+var callPath = regexp.MustCompile(`^/([A-Za-z_][A-Za-z0-9_.]*)/([A-Za-z_][A-Za-z0-9_]*)$`)
 
 // Rule says which rule the call meets, of all that a client of the caller's
 // namespace has.
@@ -39,7 +39,7 @@ func (c *Compiler) Rule(call Call) Rule { return ByName(call) }
 // what route.lua computes.
 func ByName(call Call) Rule {
 	r := Rule{VirtualHost: egressName, Route: byNameRoute, Why: "it takes every call, and no other rule goes before it"}
-	m := grpcPath.FindStringSubmatch(call.Path)
+	m := callPath.FindStringSubmatch(call.Path)
 	if m == nil {
 		return r
 	}
