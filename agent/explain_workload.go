@@ -59,6 +59,9 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 	for _, o := range owners {
 		services = append(services, o.Services()...)
 		e.fact("revision", "%s (%s) with %s, %s", o.Name, o.Key, count(len(o.Pods), "pod"), a.learned(o))
+		if d := a.follower.Change(o.Key); len(d.Added)+len(d.Dropped) > 0 {
+			e.fact("contract", "%s adds %s and drops %s, compared with %s", o.Name, orNothing(d.Added), orNothing(d.Dropped), d.Previous)
+		}
 		for _, st := range o.Behind {
 			e.fact("service", "%s stands behind %s, %s", o.Name, st.Front, ledTo(st))
 		}
@@ -113,4 +116,12 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 	e.Verdict = fmt.Sprintf("%s of namespace %s %s", w, w.Namespace, says)
 	e.decided(a.decisions(2*shownDecisions, func(j *journal.Entry) bool { return j.Workload == w }))
 	return e
+}
+
+// orNothing is a list in one line.
+func orNothing(items []string) string {
+	if len(items) == 0 {
+		return "nothing"
+	}
+	return strings.Join(items, ", ")
 }

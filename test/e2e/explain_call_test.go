@@ -422,6 +422,19 @@ func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
 		}
 	})
 	t.Run("workload", func(t *testing.T) { wantWorkloads(t, w.agent) })
+	t.Run("workload with another contract", func(t *testing.T) {
+		next := w.add(newPod("rival-2-a", nextAddr(), 50051))
+		next.Annotations = map[string]string{"fingerpost.dev/services": "50051=shop.More"}
+		next.CreationTimestamp = metav1.NewTime(time.Now())
+		w.write()
+		harness.Eventually(t, soon, func() error {
+			out := w.agent.must("explain", "workload", "prod/rival")
+			if want := "ReplicaSet/rival-2 adds shop.More and drops shop.Model, compared with uid-rival-1/1"; !strings.Contains(out, want) {
+				return fmt.Errorf("explain workload does not say %q:\n%s", want, out)
+			}
+			return nil
+		})
+	})
 }
 
 // wantSteps looks at what stands below the first line.

@@ -327,6 +327,8 @@ type Refusal struct {
 	// Withheld are the names of the resources that are withheld because of it,
 	// without those that are merely suspects.
 	Withheld []string
+	// Said is set where the client has said the same of the type before.
+	Said bool
 
 	resources int // carried
 }
@@ -334,13 +336,10 @@ type Refusal struct {
 // maxNacked bounds the memory of logged refusals.
 const maxNacked = 1024
 
-// refused counts a NACK and logs it once for each distinct message.
+// refused counts a NACK and tells of it, the log once for each distinct message.
 func (s *Server) refused(r Refusal) {
 	client := r.Node.GetId()
 	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
-	if s.opts.Refused != nil {
-		s.opts.Refused(r)
-	}
 	key := sha256.Sum256([]byte(r.Type.String() + "\x00" + client + "\x00" + r.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
@@ -352,5 +351,8 @@ func (s *Server) refused(r Refusal) {
 	if !known {
 		s.log.Warn("client refused a response", "client", client, "type", r.Type.String(),
 			"version", r.Version, "resources", r.resources, "error", r.Error)
+	}
+	if r.Said = known; s.opts.Refused != nil {
+		s.opts.Refused(r)
 	}
 }
