@@ -33,7 +33,7 @@ func (a *Agent) whyAbsent(r *kube.Record, service string) string {
 	}
 	services := []string{service}
 	if service == "" {
-		services = o.Services()
+		services = o.Names()
 	}
 	for _, s := range services {
 		if slices.ContainsFunc(o.Targets(s), func(t nodecache.Target) bool { return t.Pod.UID == r.UID }) {
@@ -51,7 +51,7 @@ func (a *Agent) whyNotHere(o *nodecache.Owner, m nodecache.Member, service strin
 	}
 	switch {
 	case !o.Knowledge.Settled():
-		return strings.TrimSuffix(fmt.Sprintf("what its owner serves is %s: %s", o.Knowledge, viewOwner(o, a.config.onlyNode()).Reason), ": ")
+		return "what its owner serves is " + a.knowledge(o)
 	case o.Knowledge == nodecache.None:
 		return o.Reason
 	case o.Info == nil:

@@ -222,7 +222,7 @@ func (c *call) cluster() {
 
 // learned says how old what is known of an owner is, and from where.
 func (a *Agent) learned(o *nodecache.Owner) string {
-	says := strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": ")
+	says := a.knowledge(o)
 	switch {
 	case o.Origin == nodecache.OriginDeclared:
 		says += ", declared by its pods"
@@ -242,7 +242,7 @@ func (a *Agent) learned(o *nodecache.Owner) string {
 func (c *call) pods() {
 	c.Endpoints = c.behind.Endpoints
 	for _, e := range c.Endpoints {
-		c.fact("endpoint", "%s pod %s on node %q, %s", e.Address, e.Pod, e.Node, e.State)
+		c.fact("endpoint", "%s pod %s on node %q, %s", e.Address, e.Pod, e.Node, c.a.saysState(&e, c.rule.Service))
 	}
 	done := map[nodecache.Workload]bool{}
 	for _, o := range c.behind.Provider {
@@ -300,6 +300,15 @@ func (c *call) called() {
 	cause, do := fmt.Sprintf("it goes to %s of %s", count(len(b.Endpoints), "endpoint"), who), "nothing"
 	if !slices.ContainsFunc(b.Endpoints, func(e resources.EndpointView) bool { return e.State != nodecache.Draining.String() }) {
 		cause, do = fmt.Sprintf("all of %s of %s are draining, and get the calls as there is no other", count(len(b.Endpoints), "endpoint"), who), "make a pod Ready that stays"
+	}
+	presumed := 0
+	for _, e := range b.Endpoints {
+		if e.State == resources.StatePresumed {
+			presumed++
+		}
+	}
+	if presumed > 0 {
+		cause += fmt.Sprintf("; of these %d presumed, by what the revision before served", presumed)
 	}
 	if len(absent) > 0 {
 		cause += "; not to " + some(absent, shown)

@@ -57,7 +57,10 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 	e := &Explanation{Facts: []Fact{}}
 	var services []string
 	for _, o := range owners {
-		services = append(services, o.Services()...)
+		services = append(services, o.Names()...)
+		for _, p := range o.Presumed {
+			e.fact("presumed", "%s serves %s, %s", o.Name, p.Service, a.whyPresumed(o, &p))
+		}
 		e.fact("revision", "%s (%s) with %s, %s", o.Name, o.Key, count(len(o.Pods), "pod"), a.learned(o))
 		if d := a.follower.Change(o.Key); len(d.Added)+len(d.Dropped) > 0 {
 			e.fact("contract", "%s adds %s and drops %s, compared with %s", o.Name, orNothing(d.Added), orNothing(d.Dropped), d.Previous)

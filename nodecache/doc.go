@@ -26,6 +26,13 @@
 // What was learned outlives the process, too: a [Checkpoint] keeps what
 // [Directory.Snapshot] returns, and [Directory.Restore] makes it known again.
 //
+// # Revisions
+//
+// Owners of one [Workload] are its revisions. What a later one's pods have not
+// said is presumed from the one before, as [Presumption] tells: it is part of
+// the view, never of what is known of the owner. What decides it outlives its
+// own pods as long as others need it.
+//
 // # Services
 //
 // A [Front] is a Service, a [Slice] one of its EndpointSlices; either may come

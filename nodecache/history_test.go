@@ -24,7 +24,13 @@ var (
 		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1"),
 	}
 	worldRoutes = []string{"r0", "r1", "r2"}
-	worldInfos  = []*nodecache.Info{serves("pkg.A"), serves("pkg.A", "pkg.B"), serves()}
+	worldInfos  = []*nodecache.Info{
+		serves("pkg.A"), serves("pkg.A", "pkg.B"), serves(),
+		ports(heard(50051, nodecache.PortDenied), heard(50052, nodecache.PortServes, "pkg.A")),
+		ports(heard(50051, nodecache.PortNotGRPC), heard(50052, nodecache.PortDenied)),
+		ports(heard(50051, nodecache.PortDenied)),
+	}
+	worldServices = []string{"pkg.A", "pkg.B", "pkg.D"}
 )
 
 func pick[T any](c choice, from []T) T { return from[c(len(from))] }
@@ -36,7 +42,7 @@ func randomPod(c choice) nodecache.Pod {
 	if m := c(4); m > 0 {
 		created(m)(&p)
 	}
-	switch c(8) {
+	switch c(12) {
 	case 0:
 		p.HostNetwork = true
 	case 1:
@@ -47,6 +53,10 @@ func randomPod(c choice) nodecache.Pod {
 		p.Hints = nil
 	case 4:
 		p.More = []netip.Addr{pick(c, worldAddrs)}
+	case 5:
+		p.Hints = []nodecache.Hint{{Port: 50052, Why: "port name"}}
+	case 6:
+		p.Hints = append(p.Hints, nodecache.Hint{Port: 50052, Why: "port name"})
 	}
 	return p
 }

@@ -26,6 +26,7 @@ type model struct {
 type life struct {
 	generation uint64
 	oldest     time.Time
+	ever       time.Time // the same over all its lives
 	collecting bool
 	outcome    nodecache.Knowledge // of the last collect
 	reason     string
@@ -37,6 +38,9 @@ type memory struct {
 	info     *nodecache.Info
 	ends     time.Time // zero while the owner lives
 	services []string  // of the owner when it ended
+	// Of the owner when it ended.
+	oldest, ever time.Time
+	last         nodecache.Pod
 }
 
 func newModel(keep time.Duration) *model {
@@ -69,7 +73,7 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 		l = &life{generation: m.generations}
 		m.lives[p.Owner] = l
 		if mem := m.memories[p.Owner]; mem != nil {
-			mem.ends = time.Time{}
+			mem.ends, l.ever = time.Time{}, mem.ever
 			if mem.info == nil {
 				delete(m.memories, p.Owner)
 			} else if l.outcome = nodecache.None; len(servicesIn(mem.info)) > 0 {
@@ -77,8 +81,10 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 			}
 		}
 	}
-	if !p.Created.IsZero() && (l.oldest.IsZero() || p.Created.Before(l.oldest)) {
-		l.oldest = p.Created
+	for _, at := range []*time.Time{&l.oldest, &l.ever} {
+		if !p.Created.IsZero() && (at.IsZero() || p.Created.Before(*at)) {
+			*at = p.Created
+		}
 	}
 	return nodecache.Reservation{Key: p.Owner, Generation: l.generation}
 }
@@ -104,10 +110,18 @@ func (m *model) remove(uid string, now time.Time) {
 		return
 	}
 	p := m.pods[i]
+	if len(m.of(p.Owner)) == 1 {
+		for key, mem := range m.memories {
+			if !mem.ends.IsZero() && m.decides(key, p.Owner) {
+				mem.ends = now.Add(m.keep)
+			}
+		}
+	}
 	m.pods = slices.Delete(m.pods, i, i+1)
 	if len(m.of(p.Owner)) > 0 {
 		return
 	}
+	ended := m.lives[p.Owner]
 	delete(m.lives, p.Owner)
 	mem := m.memories[p.Owner]
 	if mem == nil && len(p.Declared) > 0 {
@@ -116,6 +130,7 @@ func (m *model) remove(uid string, now time.Time) {
 	}
 	if mem != nil {
 		mem.ends = now.Add(m.keep)
+		mem.oldest, mem.ever, mem.last = ended.oldest, ended.ever, p
 		mem.services = nil
 		if mem.info != nil {
 			for _, port := range mem.info.Ports {
@@ -141,7 +156,7 @@ func (m *model) commit(r nodecache.Reservation, info *nodecache.Info) {
 		return
 	}
 	l := m.lives[r.Key]
-	*l = life{generation: l.generation, oldest: l.oldest, outcome: nodecache.None}
+	*l = life{generation: l.generation, oldest: l.oldest, ever: l.ever, outcome: nodecache.None}
 	if len(servicesIn(info)) > 0 {
 		l.outcome = nodecache.Known
 	}
@@ -178,9 +193,16 @@ func (m *model) begin(key nodecache.OwnerKey) (nodecache.Reservation, error) {
 }
 
 func (m *model) expire(now time.Time) int {
+	var due []nodecache.OwnerKey
+	for _, key := range worldOwners {
+		if mem := m.memories[key]; mem != nil && !mem.ends.IsZero() && mem.ends.Compare(now) <= 0 {
+			due = append(due, key)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b nodecache.OwnerKey) int { return m.memories[a].ends.Compare(m.memories[b].ends) })
 	n := 0
-	for key, mem := range m.memories {
-		if !mem.ends.IsZero() && mem.ends.Compare(now) <= 0 {
+	for _, key := range due {
+		if !slices.ContainsFunc(worldOwners, func(of nodecache.OwnerKey) bool { return m.decides(key, of) }) {
 			delete(m.memories, key)
 			n++
 		}
@@ -334,6 +356,10 @@ func (m *model) diff(key nodecache.OwnerKey, o *nodecache.Owner) string {
 		return fmt.Sprintf("generation %d, want %d", o.Generation, l.generation)
 	case o.Info != info:
 		return fmt.Sprintf("info %v, want %v", o.Info, info)
+	case !slices.Equal(presumedIn(o), m.presumed(key, nodecache.OwnerKey{})):
+		return fmt.Sprintf("presumed %v, want %v", presumedIn(o), m.presumed(key, nodecache.OwnerKey{}))
+	case !slices.Equal(listed(o), servicesOf(presumedIn(o))):
+		return fmt.Sprintf("lists %v as presumed, and its pods %v", listed(o), presumedIn(o))
 	case !o.Created.Equal(l.oldest):
 		return fmt.Sprintf("created %v, want %v", o.Created, l.oldest)
 	case o.Knowledge != nodecache.None && o.Reason != reason, !o.NextTry.Equal(next):

@@ -69,6 +69,15 @@ func (d *Directory) member(p *Pod) Member {
 	return Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p, Behind: d.fronts.behind[p.UID]}
 }
 
+// members needs mu, for reading at least.
+func (d *Directory) members(rec *record) []Member {
+	ms := make([]Member, len(rec.pods))
+	for i, p := range rec.pods {
+		ms[i] = d.member(p)
+	}
+	return ms
+}
+
 // Pod returns the pod with the UID, nil if it is not in the directory.
 func (d *Directory) Pod(uid string) *Pod {
 	d.mu.RLock()
@@ -169,12 +178,12 @@ func (d *Directory) view(key OwnerKey) *Owner {
 // fill needs mu, for reading at least.
 func (d *Directory) fill(o *Owner, rec *record) {
 	o.Created, o.Generation, o.Info = rec.created, rec.generation, d.info(o.Key)
-	o.Name, o.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
-	o.Pods = make([]Member, len(rec.pods))
+	o.Name, o.Workload = rec.pods[0].OwnerName, rec.workload
+	o.Pods = d.members(rec)
+	o.Presumed = d.presumed(o.Key, rec, o.Pods, OwnerKey{})
 	var behind []*Standing
-	for i, p := range rec.pods {
-		o.Pods[i] = d.member(p)
-		for _, st := range o.Pods[i].Behind {
+	for _, m := range o.Pods {
+		for _, st := range m.Behind {
 			if !slices.Contains(behind, st) {
 				behind = append(behind, st)
 			}

@@ -230,6 +230,9 @@ func wantSteps(t *testing.T, a *agentProcess) {
 			t.Errorf("explain call does not say %q:\n%s", want, out)
 		}
 	}
+	if out := a.must("explain", "call", "--from", "prod/web", "/shop.Next/Say"); !strings.Contains(out, "presumed from ReplicaSet/next-1 (uid-next-1/1), since its own collect does not disprove it") {
+		t.Errorf("explain call does not say by whom it is presumed:\n%s", out)
+	}
 	e := wantKeys(t, "call", decoded(t, a, "explain", "call", "--from", "nack/caller", "/shop.Web/Say"),
 		"verdict", "facts", "from", "authority", "path", "code", "message", "cause", "do", "cluster", "endpoints", "absent", "decisions")
 	var kinds []string
@@ -265,6 +268,7 @@ func wantWorkloads(t *testing.T, a *agentProcess) {
 		"prod/rival":            {"gets no calls; another workload provides shop.Model", "ReplicaSet/rival-1 stands behind prod/rival"},
 		"prod/shared":           {"with 1 pod; absent: pod prod/shared-1-a (another pod that is alive has its address"},
 		"unready/unready":       {"serves nothing that is known; absent: pod unready/unready-1-a (is not ready)"},
+		"prod/next":             {"serves shop.Next with 1 pod", "ReplicaSet/next-2 serves shop.Next, presumed from ReplicaSet/next-1 (uid-next-1/1)"},
 		"tls/tls":               {"serves nothing that is known; absent: pod tls/tls-1-a (port ", "collect-ended: ReplicaSet/tls-1: none: port "},
 	} {
 		out := a.must("explain", "workload", name)

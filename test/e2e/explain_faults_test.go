@@ -11,7 +11,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -80,13 +79,6 @@ func silent(t *testing.T) *net.TCPAddr {
 			}
 		}()
 		t.Cleanup(func() { l.Close(); <-done })
-	})
-}
-
-// refusing answers every stream, reflection among them, with the code.
-func refusing(c codes.Code) grpc.ServerOption {
-	return grpc.StreamInterceptor(func(any, grpc.ServerStream, *grpc.StreamServerInfo, grpc.StreamHandler) error {
-		return status.Error(c, "not for you")
 	})
 }
 
@@ -219,6 +211,11 @@ func (w *faultWorld) providedFaults() {
 	prod("all are draining", "/shop.Draining/Say", codes.OK, "all of 1 endpoint of ReplicaSet/drain are draining")
 	w.served("zero-1-a", "shop.Zero", func(p *corev1.Pod) { w.remove(p) })
 	prod("scaled to zero", "/shop.Zero/Say", codes.Unavailable, "no pod of ReplicaSet/zero serves it: it has none (scaled to zero")
+
+	before := w.served("next-1-a", "shop.Next", func(p *corev1.Pod) { w.remove(p) })
+	mute, _ := w.serve("next-2-a", []string{"shop.Next"}, refusing(codes.PermissionDenied))
+	before.CreationTimestamp, mute.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+	prod("presumed", "/shop.Next/Say", codes.OK, "it goes to 1 endpoint of ReplicaSet/next; of these 1 presumed, by what the revision before served")
 
 	owner := w.served("model-1-a", "shop.Model", func(p *corev1.Pod) { w.remove(p) })
 	rival, _ := w.serve("rival-1-a", []string{"shop.Model"})

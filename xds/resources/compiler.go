@@ -219,7 +219,7 @@ func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touche
 	if old == nil {
 		c.moved(nil, view)
 	}
-	o := &owner{view: view, services: slices.DeleteFunc(view.Services(), unservable)}
+	o := &owner{view: view, services: slices.DeleteFunc(view.Names(), unservable)}
 	c.owners[key] = o
 	ns := view.Workload.Namespace
 	spaces[ns] = struct{}{}
