@@ -31,11 +31,11 @@ type Directory struct {
 	claims     map[netip.Addr]*Pod   // to whom an address belongs
 	rivals     map[netip.Addr][]*Pod // who else claims it; mostly nobody
 	infos      map[OwnerKey]*learned
-	routes     map[string]*Route
-	routesOf   map[OwnerKey]map[string]struct{}
 	workloads  map[Workload][]OwnerKey // that have pods, or of which something is known
+	routes     routes
 	fronts     fronts
 	subs       map[*Subscription]struct{}
+	frontSubs  map[*Subscription]struct{} // those of subs that hear of Services
 
 	infoChanges uint64 // counts changes of infos
 }
@@ -79,11 +79,11 @@ func New(o Options) *Directory {
 		claims:    map[netip.Addr]*Pod{},
 		rivals:    map[netip.Addr][]*Pod{},
 		infos:     map[OwnerKey]*learned{},
-		routes:    map[string]*Route{},
-		routesOf:  map[OwnerKey]map[string]struct{}{},
 		workloads: map[Workload][]OwnerKey{},
+		routes:    newRoutes(),
 		fronts:    newFronts(),
 		subs:      map[*Subscription]struct{}{},
+		frontSubs: map[*Subscription]struct{}{},
 	}
 }
 
@@ -138,7 +138,7 @@ func (d *Directory) upsertPod(p *Pod) Reservation {
 	d.states[p.State]++
 	rec.created, rec.oldest = earlier(rec.created, p.Created), earlier(rec.oldest, p.Created)
 	d.claim(p)
-	d.changed(p.Owner)
+	d.changedPod(p)
 	return Reservation{Key: p.Owner, Generation: rec.generation}
 }
 
@@ -187,7 +187,7 @@ func (d *Directory) removePod(uid string, keep *record) {
 		d.retain(p, rec)
 		d.tellMates(rec.workload, p.Owner)
 	}
-	d.changed(p.Owner)
+	d.changedPod(p)
 }
 
 // retain needs mu. It starts the time for which what was learned of an owner
@@ -229,21 +229,6 @@ func (r *record) remove(p *Pod) {
 	}
 }
 
-// changed needs mu.
-func (d *Directory) changed(key OwnerKey) {
-	d.tell(key)
-	if rec := d.owners[key]; rec != nil {
-		d.tellMates(rec.workload, key)
-	}
-}
-
-// tell needs mu.
-func (d *Directory) tell(key OwnerKey) {
-	for s := range d.subs {
-		s.add(key)
-	}
-}
-
 // Begin starts a collect: the owner is Collecting until the reservation is
 // committed, failed or abandoned. It returns [ErrStale] if the owner has no
 // pods and [ErrBusy] if a collect is under way.
@@ -258,7 +243,7 @@ func (d *Directory) Begin(key OwnerKey) (Reservation, error) {
 		return Reservation{}, ErrBusy
 	}
 	rec.before, rec.stored, rec.again = rec.stored, Collecting, false
-	d.changed(key)
+	d.changedKnowledge(key)
 	return Reservation{Key: key, Generation: rec.generation}, nil
 }
 
@@ -304,7 +289,7 @@ func (d *Directory) learn(key OwnerKey, rec *record, info *Info) {
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
 	d.reaskAll(key, rec)
-	d.changed(key)
+	d.changedKnowledge(key)
 }
 
 // Fail records that a collect failed, why, and when it is tried again. It
@@ -330,7 +315,7 @@ func (d *Directory) fail(r Reservation, reason string, next time.Time, hung bool
 	}
 	rec.stored, rec.reason, rec.next = Failed, reason, next
 	rec.hung = hung
-	d.changed(r.Key)
+	d.changedKnowledge(r.Key)
 	return nil
 }
 
@@ -344,7 +329,7 @@ func (d *Directory) Abandon(r Reservation) error {
 		return err
 	}
 	rec.stored = rec.before
-	d.changed(r.Key)
+	d.changedKnowledge(r.Key)
 	return nil
 }
 
@@ -385,6 +370,9 @@ func (d *Directory) Expire(now time.Time) int {
 		d.infoChanges++
 		d.forget(key, l.behind)
 		d.changed(key)
+		for _, st := range l.behind {
+			d.changedFront(st.Key())
+		}
 		n++
 	}
 	return n

@@ -63,10 +63,11 @@ func randomPod(c choice) nodecache.Pod {
 
 func randomRoute(c choice) nodecache.Route {
 	r := route(pick(c, worldRoutes), int64(c(3)))
-	for i := range c(3) {
-		r.Entries = append(r.Entries, nodecache.RouteEntry{
-			Match: i, Owner: pick(c, worldOwners), Path: fmt.Sprint("/", c(2)),
-		})
+	for range c(3) {
+		lead(r, pick(c, []string{"s0", "s1", "s2"}))
+		if c(3) == 0 {
+			r.Rules[0].Backends[0].Weight = 0
+		}
 	}
 	return *r
 }
@@ -93,6 +94,8 @@ func runHistory(t *testing.T, c choice, steps int) {
 		heard: map[nodecache.OwnerKey]*nodecache.Owner{},
 		held:  []nodecache.Reservation{{}},
 	}
+	h.m.serve(d, "s0", "u0", "u1")
+	h.m.serve(d, "s1", "u1", "u2", "u3")
 	for range steps {
 		h.step()
 		if h.compare(); t.Failed() {
@@ -237,6 +240,10 @@ func (h *history) end() {
 		h.d.RemoveRoute(uid)
 	}
 	h.d.Expire(time.Now().Add(time.Hour))
+	for _, name := range []string{"s0", "s1"} {
+		h.d.RemoveSlice(named(name + "-1"))
+		h.d.RemoveFront(named(name))
+	}
 	h.sub.Close()
 	if left := h.d.Sizes(); len(left) > 0 {
 		h.t.Errorf("left behind %v", left)

@@ -27,7 +27,7 @@ type Owner struct {
 	// Generation is 0 for an owner without pods.
 	Generation uint64
 	// Pods is sorted by namespace, name and UID. It is empty where only what
-	// was learned is left, or only a route names the owner.
+	// was learned is left.
 	Pods []Member
 	// Info is nil unless the owner was collected. Where there are no pods it
 	// also holds what the last of them declared.
@@ -41,7 +41,8 @@ type Owner struct {
 	// Export holds what the pods say together of [Pod.Export], sorted; where
 	// there are none, what the last of them said. Nil where none says anything.
 	Export []string
-	// Routes is sorted by route UID, rule and match.
+	// Routes holds the matches that lead to the Services of Behind. It is
+	// sorted by route UID, rule and match.
 	Routes []RouteEntry
 }
 

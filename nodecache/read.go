@@ -9,7 +9,7 @@ import (
 )
 
 // Owner returns the view of an owner that has pods, or of which something is
-// still known, or that a route names; nil if there is none.
+// still known; nil if there is none.
 func (d *Directory) Owner(key OwnerKey) *Owner {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -123,7 +123,7 @@ func (d *Directory) Counts() Counts {
 			c.Retained++
 		}
 	}
-	c.Routes, c.Slices = len(d.routes), len(d.fronts.slices)
+	c.Routes, c.Slices = len(d.routes.byUID), len(d.fronts.slices)
 	for _, rec := range d.fronts.byName {
 		if rec.front != nil {
 			c.Fronts++
@@ -159,11 +159,11 @@ func (d *Directory) info(key OwnerKey) *Info {
 
 // view needs mu, for reading at least.
 func (d *Directory) view(key OwnerKey) *Owner {
-	rec, l, routes := d.owners[key], d.infos[key], d.routeEntries(key)
-	if rec == nil && l == nil && routes == nil {
+	rec, l := d.owners[key], d.infos[key]
+	if rec == nil && l == nil {
 		return nil
 	}
-	o := &Owner{Key: key, Routes: routes}
+	o := &Owner{Key: key}
 	switch {
 	case rec != nil:
 		d.fill(o, rec)
@@ -172,6 +172,7 @@ func (d *Directory) view(key OwnerKey) *Owner {
 		o.Behind, o.Export = d.fronts.recall(l.behind), exportList(l.export)
 		o.setKnowledge(knowledgeOf(l.last))
 	}
+	o.Routes = d.routes.entries(o.Behind)
 	return o
 }
 
@@ -228,9 +229,6 @@ func (d *Directory) keysLocked() []OwnerKey {
 		set[key] = struct{}{}
 	}
 	for key := range d.infos {
-		set[key] = struct{}{}
-	}
-	for key := range d.routesOf {
 		set[key] = struct{}{}
 	}
 	keys := make([]OwnerKey, 0, len(set))

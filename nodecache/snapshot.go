@@ -88,7 +88,7 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 			d.enroll(s.Workload, s.Key)
 			d.tellMates(s.Workload, s.Key)
 		}
-		d.changed(s.Key)
+		d.changedKnowledge(s.Key)
 		n++
 	}
 	return n
