@@ -136,9 +136,13 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
-	a.collector = collect.New(collect.Options{
+	asks := collect.Options{
 		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry,
-	})
+	}
+	if c.tune != nil {
+		c.tune(&asks)
+	}
+	a.collector = collect.New(asks)
 	a.server = ads.New(ads.Options{
 		Scopes:     a.scopes,
 		Pod:        a.podOf,
