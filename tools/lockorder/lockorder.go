@@ -18,7 +18,6 @@ import (
 	"go/ast"
 	"go/token"
 	"go/types"
-	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -229,5 +228,3 @@ func (s set) add(o set) (grew bool) {
 	}
 	return grew
 }
-
-func (s set) sorted() []string { return slices.Sorted(maps.Keys(s)) }
