@@ -1,6 +1,7 @@
 package schedule_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -188,7 +189,6 @@ func TestWorkThatWaitsHasNoWorker(t *testing.T) {
 	const limit, waiting = 3, 1000
 	s := start(t, schedule.Options{Limits: schedule.Limits{Collect: limit}})
 	started, release := make(chan struct{}, waiting), make(chan struct{})
-	before := runtime.NumGoroutine()
 	var jobs []*schedule.Job
 	for range limit + waiting {
 		jobs = append(jobs, s.Submit(schedule.Collect, schedule.Normal, "ns", func(context.Context) { started <- struct{}{}; <-release }))
@@ -199,8 +199,10 @@ func TestWorkThatWaitsHasNoWorker(t *testing.T) {
 	if got := s.Stats()[0]; got.Running != limit || got.Waiting != waiting {
 		t.Errorf("stats %+v", got)
 	}
-	if n := runtime.NumGoroutine() - before; n != limit {
-		t.Errorf("%d goroutines for %d running pieces of work", n, limit)
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	if n := bytes.Count(stacks, []byte("schedule.(*Scheduler).run(")); n != limit {
+		t.Errorf("%d workers for %d running pieces of work", n, limit)
 	}
 	close(release)
 	wait(t, jobs...)
