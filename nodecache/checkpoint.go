@@ -84,9 +84,12 @@ type Saved struct {
 type savedOwner struct {
 	Name     string
 	Workload Workload
-	Export   string     `json:",omitempty"`
-	Info     Info       // without Files
-	Files    [][][]byte // of each port, in the order of Info.All: the hashes of its files
+	Export   string          `json:",omitempty"`
+	Declared []Declared      `json:",omitempty"`
+	Behind   []SavedStanding `json:",omitempty"`
+	Unasked  bool            `json:",omitempty"` // there is no Info
+	Info     Info            // without Files
+	Files    [][][]byte      // of each port, in the order of Info.All: the hashes of its files
 }
 
 // Prepare makes the directory and returns an error if it could not be written.
@@ -180,9 +183,16 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	if err != nil {
 		return SavedInfo{}, err
 	}
-	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Export: v.Export, Info: &v.Info}
+	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Export: v.Export, Declared: v.Declared, Behind: v.Behind, Info: &v.Info}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)
+	}
+	for i := range s.Declared {
+		slices.Sort(s.Declared[i].Services) // readers search them
+	}
+	if v.Unasked {
+		s.Info = nil
+		return s, nil
 	}
 	for p := range v.Info.All() {
 		if len(v.Files) == 0 {

@@ -93,7 +93,7 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 	hashes := map[unique.Handle[string]][]byte{}
 	for _, s := range infos {
 		e := entry{key: s.Key.String(), seen: now.Unix()}
-		if !s.Info.Collected.IsZero() {
+		if s.Info != nil && !s.Info.Collected.IsZero() {
 			e.stamp = s.Info.Collected.UnixNano()
 		}
 		if !s.Until.IsZero() {
@@ -110,7 +110,10 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: s.Info.ownPorts()}
+		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Declared: s.Declared, Behind: s.Behind, Unasked: s.Info == nil}
+		if s.Info != nil {
+			v.Info = s.Info.ownPorts()
+		}
 		for p := range v.Info.All() {
 			var sums [][]byte
 			for _, f := range p.Files {

@@ -60,6 +60,7 @@ type learned struct {
 	name     string
 	workload Workload
 	last     *Info // info, with what the last pod declared
+	declared []Declared
 	behind   []*Standing
 	export   string
 	until    time.Time // zero while the owner has pods
@@ -191,7 +192,7 @@ func (d *Directory) retain(p *Pod, behind []*Standing) {
 	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: p.Workload,
-		last: last, behind: behind, export: p.Export, until: time.Now().Add(d.keep),
+		last: last, declared: p.Declared, behind: behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
 }
 

@@ -269,6 +269,9 @@ func (d *Directory) remember(key OwnerKey, at *[]*Standing, behind []*Standing) 
 	}
 	d.forget(key, *at)
 	*at = behind
+	if d.infos[key] != nil {
+		d.infoChanges++
+	}
 	for _, st := range behind {
 		set := d.fronts.rememberers[st.Key()]
 		if set == nil {

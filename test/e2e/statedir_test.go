@@ -190,3 +190,30 @@ func TestAgentKilledWhileItWritesFindsEverything(t *testing.T) {
 		t.Error("no agent has written anything")
 	}
 }
+
+// The workload behind the older Service has no pods when the agent ends and
+// begins: its name does not pass to the claimant.
+func TestScaledToZeroKeepsItsNameOverARestart(t *testing.T) {
+	t.Parallel()
+	w, s, k := newWorld(t), newSite(t), newCheckpoint(t)
+	zulu, _ := w.serve("zulu-1-a", []string{"model.Predict"})
+	alpha, _ := w.serve("alpha-1-a", []string{"model.Predict"})
+	w.more = slices.Concat(service("zulu", 1, "api", zulu), service("alpha", 2, "api", alpha))
+	w.write()
+	args := []string{"--source", w.source(), "--state-dir", k.Dir}
+	a := s.start(t, args...).ready()
+	a.provided("model.Predict", "zulu-1-a, 1 claimants")
+	w.remove(zulu)
+	w.more = slices.Concat(service("zulu", 1, "api"), service("alpha", 2, "api", alpha))
+	w.write()
+	a.provided("model.Predict", ", 1 claimants")
+	a.stop()
+	a = s.start(t, args...).ready()
+	if got := a.provider("model.Predict"); got != ", 1 claimants" {
+		t.Errorf("after the restart it is provided by %s", got)
+	}
+	w.add(zulu)
+	w.more = slices.Concat(service("zulu", 1, "api", zulu), service("alpha", 2, "api", alpha))
+	w.write()
+	a.provided("model.Predict", "zulu-1-a, 1 claimants")
+}
