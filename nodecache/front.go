@@ -105,6 +105,8 @@ type Endpoint struct {
 	Pod string
 	// Addrs is set where Pod is empty: a pod's addresses are its own word.
 	Addrs []netip.Addr
+	// Zone is where it runs; empty where the slice does not say.
+	Zone string
 	// Ready is what Kubernetes says of it: also of a pod that is not Ready, if
 	// the Service publishes those.
 	Ready, Serving, Terminating bool
@@ -120,14 +122,18 @@ func (s *Slice) Equal(t *Slice) bool {
 }
 
 func (e Endpoint) equal(f Endpoint) bool {
-	return e.Pod == f.Pod && e.Ready == f.Ready && e.Serving == f.Serving && e.Terminating == f.Terminating &&
+	return e.Pod == f.Pod && e.Zone == f.Zone && e.Ready == f.Ready && e.Serving == f.Serving && e.Terminating == f.Terminating &&
 		slices.Equal(e.Addrs, f.Addrs)
 }
 
 // Standing says that pods stand behind a Service, and to which of their ports
-// it leads. It is immutable and shared by the pods of a slice.
+// it leads. It is immutable and shared by the pods of a slice that are in one
+// zone.
 type Standing struct {
 	*Front
+	// Zone is that of the pods; empty where the slice does not say, and where
+	// pods of several are meant.
+	Zone string
 	// Ports is sorted. The Service leads to every port if AnyPort is set.
 	Ports   []uint16
 	AnyPort bool
@@ -138,6 +144,7 @@ type Standing struct {
 // Leads tells whether the Service leads to the port.
 func (s *Standing) Leads(port uint16) bool { return s.AnyPort || slices.Contains(s.Ports, port) }
 
+// equal does not look at the zone.
 func (s *Standing) equal(t *Standing) bool {
 	return s == t || s != nil && t != nil && s.Front == t.Front && s.AnyPort == t.AnyPort &&
 		slices.Equal(s.Ports, t.Ports) && slices.Equal(s.Hints, t.Hints)

@@ -103,6 +103,7 @@ func ConvertSlice(s *discoveryv1.EndpointSlice) *nodecache.Slice {
 		out := nodecache.Endpoint{
 			Ready: ready, Serving: ready,
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+			Zone:        shared(value(e.Zone)),
 		}
 		if e.Conditions.Serving != nil {
 			out.Serving = *e.Conditions.Serving
