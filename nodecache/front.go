@@ -37,6 +37,11 @@ type Front struct {
 	Ports []FrontPort
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
+	// Declared says, of a Service that does not select, what its addresses
+	// serve. Port 0 is the one port of the slice.
+	Declared []Declared
+	// Ignored says which annotation was ignored and why; empty: none.
+	Ignored string
 }
 
 // FrontPort is one port of a [Front].
@@ -56,7 +61,8 @@ func (f *Front) String() string { return f.Namespace + "/" + f.Name }
 func (f *Front) Equal(g *Front) bool {
 	return f.UID == g.UID && f.Namespace == g.Namespace && f.Name == g.Name && f.Type == g.Type &&
 		f.Headless == g.Headless && f.Selects == g.Selects && f.NotReady == g.NotReady && f.External == g.External &&
-		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports)
+		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports) &&
+		f.Ignored == g.Ignored && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
 }
 
 // Compare orders Services by creationTimestamp, an unknown one last, then by

@@ -26,14 +26,18 @@ type sliceRecord struct {
 	slice    *Slice
 	standing *Standing            // nil while there is no Service
 	zoned    map[string]*Standing // the same, of the pods of each zone
+	seats    map[string]struct{}  // UIDs of the stand-ins of its addresses
 }
 
 // stands says how each pod of the slice stands, by UID.
 func (r *sliceRecord) stands() map[string]*Standing {
 	pods := make(map[string]*Standing, len(r.slice.Endpoints))
+	if r.standing == nil {
+		return pods
+	}
 	for _, e := range r.slice.Endpoints {
-		if e.Pod != "" && r.standing != nil {
-			pods[e.Pod] = r.in(e.Zone)
+		for _, uid := range r.places(e) {
+			pods[uid] = r.in(e.Zone)
 		}
 	}
 	return pods
@@ -171,6 +175,7 @@ func (d *Directory) relink(rec *sliceRecord, s *Slice, f *Front, moved moves) {
 		rec.zoned = nil
 	}
 	rec.slice, rec.standing = s, st
+	d.seat(rec, f)
 	after := rec.stands()
 	for uid, from := range before {
 		if to := after[uid]; to != from {

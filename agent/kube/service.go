@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -64,6 +65,20 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 			f.Headless = true
 		} else if a, ok := parseAddr(ip); ok {
 			f.ClusterIPs = append(f.ClusterIPs, a)
+		}
+	}
+	if text, there := s.Annotations[ServicesAnnotation]; there {
+		var why error
+		switch {
+		case f.External != "":
+			why = errors.New("a name outside the cluster is not served")
+		case f.Selects:
+			why = errors.New("pods say themselves what they serve")
+		default:
+			f.Declared, why = parseDeclared(text, []nodecache.Hint{{}})
+		}
+		if why != nil {
+			f.Ignored = ignored(ServicesAnnotation, text, why.Error())
 		}
 	}
 	for i := range s.Spec.Ports {
@@ -144,6 +159,9 @@ func shared(s string) string { return unique.Make(s).Value() }
 func (s *Store) UpsertService(f *nodecache.Front) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if f.Ignored != "" {
+		s.reportOnce(f.Ignored, "service", f.String())
+	}
 	s.dir.UpsertFront(f)
 	s.republish(f.Namespace)
 }

@@ -3,6 +3,7 @@ package kube_test
 import (
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -43,6 +44,27 @@ func TestServicesAreKeptSmall(t *testing.T) {
 	dual := kube.ConvertService(&corev1.Service{Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1", ClusterIPs: []string{"10.0.0.1", "fd00::1"}}})
 	if fmt.Sprint(dual.ClusterIPs) != "[10.0.0.1 fd00::1]" {
 		t.Errorf("cluster IPs %v", dual.ClusterIPs)
+	}
+}
+
+func TestServiceWithoutASelectorDeclaresWhatIsBehindIt(t *testing.T) {
+	for _, c := range []struct {
+		text    string
+		spec    corev1.ServiceSpec
+		want    []nodecache.Declared
+		ignored string
+	}{
+		{"bank.B,bank.A", corev1.ServiceSpec{}, []nodecache.Declared{{Services: []string{"bank.A", "bank.B"}}}, ""},
+		{"9000=bank.A", corev1.ServiceSpec{}, []nodecache.Declared{{Port: 9000, Services: []string{"bank.A"}}}, ""},
+		{"0=bank.A", corev1.ServiceSpec{}, nil, "is not a port"},
+		{"", corev1.ServiceSpec{}, nil, "is not the full name"},
+		{"bank.A", corev1.ServiceSpec{Selector: map[string]string{"a": "b"}}, nil, "pods say themselves"},
+		{"bank.A", corev1.ServiceSpec{Type: "ExternalName", ExternalName: "bank.example.com"}, nil, "a name outside the cluster is not served"},
+	} {
+		f := kube.ConvertService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.ServicesAnnotation: c.text}}, Spec: c.spec})
+		if !reflect.DeepEqual(f.Declared, c.want) || !strings.Contains(f.Ignored, c.ignored) || (c.ignored == "") != (f.Ignored == "") {
+			t.Errorf("%q: %+v, ignored %q", c.text, f.Declared, f.Ignored)
+		}
 	}
 }
 
