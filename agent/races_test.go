@@ -268,37 +268,41 @@ func TestRacesOnTheWiredAgent(t *testing.T) {
 // The last of the rows: readiness waits for each owner of the first list once,
 // not for each of its pods.
 func TestInitBlocking(t *testing.T) {
-	w := newWired(t)
-	const owners, replicas = 1000, 3
-	var services []string
-	for n := range owners {
-		services = append(services, serviceOf(n))
-		for i := range replicas {
-			w.api.put(w.pod(n, i))
-		}
-	}
-	release := w.pods.hold(0)
-	defer release()
-	w.run()
-	if err := w.pods.asked(0); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, func() error {
-		st, err := w.status()
-		if err == nil && (st.Owners["known"] != owners-1 || st.Owners["collecting"] != 1 || st.Pods != owners*replicas) {
-			err = fmt.Errorf("status %+v", st)
-		}
-		return err
-	})
-	w.ready(false)
-	release()
-	w.ready(true)
-	w.follow(services...)
-	for n := range owners {
-		_, addrs := w.members(n, replicas)
-		if err := first(func() error { return w.toldOf(serviceOf(n), addrs...) }, func() error { return w.once(n) }); err != nil {
-			t.Fatalf("owner %d: %v", n, err)
-		}
+	const starts, owners, replicas = 10, 100, 3
+	for n := range starts {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			w := newWired(t)
+			var services []string
+			for n := range owners {
+				services = append(services, serviceOf(n))
+				for i := range replicas {
+					w.api.put(w.pod(n, i))
+				}
+			}
+			release := w.pods.hold(n)
+			defer release()
+			w.run()
+			if err := w.pods.asked(n); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, func() error {
+				st, err := w.status()
+				if err == nil && (st.Owners["known"] != owners-1 || st.Owners["collecting"] != 1 || st.Pods != owners*replicas) {
+					err = fmt.Errorf("status %+v", st)
+				}
+				return err
+			})
+			w.ready(false)
+			release()
+			w.ready(true)
+			w.follow(services...)
+			for n := range owners {
+				_, addrs := w.members(n, replicas)
+				if err := first(func() error { return w.toldOf(serviceOf(n), addrs...) }, func() error { return w.once(n) }); err != nil {
+					t.Fatalf("owner %d: %v", n, err)
+				}
+			}
+		})
 	}
 }
 

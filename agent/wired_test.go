@@ -130,12 +130,10 @@ func (w *wired) toldOf(service string, want ...string) error {
 
 // until waits until the directory is as the condition says.
 func (w *wired) until(cond func() bool) error {
-	s := w.dir.Subscribe()
-	defer s.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), soon)
-	defer cancel()
-	for !cond() {
-		if _, err := s.Next(ctx); err != nil {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(soon); !cond(); <-tick.C {
+		if time.Now().After(deadline) {
 			return errors.New("the directory does not become what it should")
 		}
 	}
