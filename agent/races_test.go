@@ -177,6 +177,9 @@ func TestRacesOnTheWiredAgent(t *testing.T) {
 	t.Run("HTTPRoute_TOCTOU", func(t *testing.T) {
 		run(t, func(w *wired, n int) error {
 			pods, addrs := w.members(n, 2)
+			svc, slice := w.front(n, pods[0])
+			w.api.put(svc)
+			w.api.put(slice)
 			w.api.put(pods[0])
 			if err := w.toldOf(serviceOf(n), addrs[0]); err != nil {
 				return err
@@ -185,20 +188,28 @@ func TestRacesOnTheWiredAgent(t *testing.T) {
 				return func() {
 					_ = w.dir.UpsertRoute(&nodecache.Route{
 						UID: fmt.Sprint(name, n), Generation: 1, Namespace: "prod", Name: fmt.Sprint(name, n),
-						Entries: []nodecache.RouteEntry{{Owner: ownerOf(n), Verb: "GET", Path: "/" + name}},
+						Rules: []nodecache.RouteRule{{
+							Matches:  []nodecache.RouteMatch{{Verb: "GET", Path: "/" + name}},
+							Backends: []nodecache.RouteBackend{{Service: nodecache.Name{Namespace: "prod", Name: svc.Name}, Weight: 1}},
+						}},
 					})
 				}
 			}
-			together(route("a"), route("b"), func() { w.api.remove(pods[0]) }, func() { w.api.put(pods[1]) })
+			_, both := w.front(n, pods...)
+			together(route("a"), route("b"), func() { w.api.remove(pods[0]) }, func() { w.api.put(pods[1]) }, func() { w.api.put(both) })
 			if err := w.toldOf(serviceOf(n), addrs[1]); err != nil {
 				return err
 			}
-			var paths []string
-			for _, e := range w.dir.Owner(ownerOf(n)).Routes {
-				paths = append(paths, e.Path)
+			routed := func() bool {
+				var paths []string
+				for _, e := range w.dir.Owner(ownerOf(n)).Routes {
+					paths = append(paths, e.Path)
+				}
+				slices.Sort(paths)
+				return slices.Equal(paths, []string{"/a", "/b"})
 			}
-			if slices.Sort(paths); !slices.Equal(paths, []string{"/a", "/b"}) {
-				return fmt.Errorf("paths %v", paths)
+			if err := w.until(routed); err != nil {
+				return fmt.Errorf("routes %+v: %w", w.dir.Owner(ownerOf(n)).Routes, err)
 			}
 			return w.once(n)
 		})

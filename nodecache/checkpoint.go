@@ -84,6 +84,8 @@ type Saved struct {
 type savedOwner struct {
 	Name     string
 	Workload Workload
+	Created  time.Time       `json:",omitzero"`
+	Oldest   time.Time       `json:",omitzero"`
 	Export   string          `json:",omitempty"`
 	Declared []Declared      `json:",omitempty"`
 	Behind   []SavedStanding `json:",omitempty"`
@@ -183,7 +185,10 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	if err != nil {
 		return SavedInfo{}, err
 	}
-	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Export: v.Export, Declared: v.Declared, Behind: v.Behind, Info: &v.Info}
+	s := SavedInfo{
+		Key: key, Name: v.Name, Workload: v.Workload, Created: v.Created, Oldest: v.Oldest,
+		Export: v.Export, Declared: v.Declared, Behind: v.Behind, Info: &v.Info,
+	}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)
 	}

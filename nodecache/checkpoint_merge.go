@@ -110,7 +110,10 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Declared: s.Declared, Behind: s.Behind, Unasked: s.Info == nil}
+		v := savedOwner{
+			Name: s.Name, Workload: s.Workload, Created: s.Created, Oldest: s.Oldest,
+			Export: s.Export, Declared: s.Declared, Behind: s.Behind, Unasked: s.Info == nil,
+		}
 		if s.Info != nil {
 			v.Info = s.Info.ownPorts()
 		}

@@ -105,6 +105,7 @@ func (d *Directory) setFront(name Name, f *Front) {
 	for key := range keys {
 		d.changed(key)
 	}
+	d.changedFront(name)
 }
 
 // UpsertSlice makes the directory hold the slice as given, in place of what it
@@ -133,6 +134,7 @@ func (d *Directory) UpsertSlice(s *Slice) {
 	for key := range d.settle(moved) {
 		d.changed(key)
 	}
+	d.changedFront(name)
 }
 
 // RemoveSlice removes the slice of the name, if its UID is one of uids; with
@@ -159,6 +161,7 @@ func (d *Directory) unhook(rec *sliceRecord, moved moves) {
 	front.slices = slices.DeleteFunc(front.slices, func(r *sliceRecord) bool { return r == rec })
 	d.fronts.prune(name, front)
 	delete(d.fronts.slices, rec.slice.Key())
+	d.changedFront(name)
 }
 
 // moves holds how pods stood, by UID, before a change.
@@ -168,7 +171,10 @@ type moves map[string][]*Standing
 // the Service, nil for none.
 func (d *Directory) relink(rec *sliceRecord, s *Slice, f *Front, moved moves) {
 	before, was := rec.stands(), rec.standing
-	st := stand(f, s)
+	var st *Standing
+	if f != nil {
+		st = stand(f, s, d.routes.grpcPorts(f.Key()))
+	}
 	if st.equal(was) {
 		st = was // what pods share stays theirs
 	} else {
@@ -257,6 +263,7 @@ func (d *Directory) reask(key OwnerKey, rec *record, m Member, before []uint16) 
 			rec.again = true
 		} else {
 			rec.stored = Unknown
+			d.changedKnowledge(key)
 		}
 		return
 	}

@@ -13,6 +13,8 @@ type SavedInfo struct {
 	Key      OwnerKey
 	Name     string // display name, as ReplicaSet/a-5d9
 	Workload Workload
+	// Created is [Owner.Created], Oldest the same over all generations.
+	Created, Oldest time.Time
 	// Info is what was learned; nil where the last pod's declaration is all.
 	Info *Info
 	// Export and Declared are the last pod's, Behind is where the owner stood.
@@ -20,7 +22,8 @@ type SavedInfo struct {
 	Declared []Declared
 	Behind   []SavedStanding
 	// Until is when the info ends, for an owner without pods; zero for one
-	// that has pods.
+	// that has pods, or that decides what those of another are presumed to
+	// serve.
 	Until time.Time
 }
 
@@ -46,11 +49,17 @@ func (d *Directory) Snapshot() []SavedInfo {
 			if l == nil {
 				continue
 			}
-			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Export: l.export, Declared: l.declared, Until: l.until}
+			s := SavedInfo{
+				Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Oldest: l.oldest,
+				Export: l.export, Declared: l.declared, Until: l.until,
+			}
 			behind := l.behind
 			if rec != nil {
 				p := rec.pods[0]
-				s.Name, s.Workload, s.Export, s.Declared, behind = p.OwnerName, p.Workload, p.Export, p.Declared, rec.behind
+				s.Name, s.Workload, s.Created, s.Oldest = p.OwnerName, rec.workload, rec.created, rec.oldest
+				s.Export, s.Declared, behind = p.Export, p.Declared, rec.behind
+			} else if d.leaned(key, l.workload) {
+				s.Until = time.Time{}
 			}
 			for _, st := range behind {
 				s.Behind = append(s.Behind, SavedStanding{Service: st.Key(), Ports: st.Ports, AnyPort: st.AnyPort})
@@ -89,8 +98,10 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 		}
 		if rec != nil {
 			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(l.info), "", time.Time{}, false
+			rec.oldest = earlier(rec.oldest, s.Oldest)
 		} else {
-			l.name, l.workload, l.export, l.declared = s.Name, s.Workload, s.Export, s.Declared
+			l.name, l.workload, l.created, l.oldest = s.Name, s.Workload, s.Created, s.Oldest
+			l.export, l.declared = s.Export, s.Declared
 			l.last = withDeclared(l.info, l.declared)
 			var behind []*Standing
 			for _, st := range s.Behind {
@@ -103,7 +114,11 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 			}
 		}
 		d.infos[s.Key] = l
-		d.changed(s.Key)
+		if rec == nil {
+			d.enroll(s.Workload, s.Key)
+			d.tellMates(s.Workload, s.Key)
+		}
+		d.changedKnowledge(s.Key)
 		n++
 	}
 	return n
