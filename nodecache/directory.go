@@ -65,6 +65,7 @@ type learned struct {
 	created  time.Time
 	oldest   time.Time
 	last     *Info // info, with what the last pod declared
+	declared []Declared
 	behind   []*Standing
 	export   string
 	until    time.Time // zero while the owner has pods
@@ -206,7 +207,7 @@ func (d *Directory) retain(p *Pod, rec *record) {
 	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: rec.workload, created: rec.created, oldest: rec.oldest,
-		last: last, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
+		last: last, declared: p.Declared, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
 }
 

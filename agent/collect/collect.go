@@ -32,6 +32,8 @@ type Options struct {
 	Scope Scope
 	// Budget bounds the attempt on one port.
 	Budget Budget
+	// Past is what an earlier collector of this node left; see Collector.Past.
+	Past []nodecache.SavedPast
 	// Dial opens the connections; nil is a plain TCP dial.
 	Dial DialFunc
 	// Logger gets state changes only; nil is none.
@@ -77,6 +79,8 @@ type Collector struct {
 	plans    map[nodecache.OwnerKey]*plan
 	timeline timeline
 	calls    callLog
+
+	pastChanges uint64
 }
 
 // New returns a collector that does nothing before Run.
@@ -102,6 +106,7 @@ func New(o Options) *Collector {
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
+	c.recall(o.Past, time.Now())
 	dial := o.Dial
 	if dial == nil {
 		dial = dialTCP

@@ -260,6 +260,7 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 		}
 	}
 	f.reason, f.next = reason, next
+	c.pastChanges++
 	c.planOf(key).out = Report{Result: resultFailed, Detail: reason}
 	f.seen = map[string]bool{}
 	for _, m := range c.eligible(o) {
