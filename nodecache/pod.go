@@ -102,6 +102,10 @@ type Declared struct {
 	Services []string
 }
 
+func (d Declared) equal(e Declared) bool {
+	return d.Port == e.Port && slices.Equal(d.Services, e.Services)
+}
+
 // To whom a pod exports, where it is not a list of namespaces.
 const (
 	ExportAll  = "*"
@@ -183,17 +187,15 @@ func (p *Pod) Equal(q *Pod) bool {
 			slices.Equal(p.More, q.More) &&
 			slices.Equal(p.Hints, q.Hints) &&
 			p.Export == q.Export &&
-			slices.EqualFunc(p.Declared, q.Declared, func(a, b Declared) bool {
-				return a.Port == b.Port && slices.Equal(a.Services, b.Services)
-			})
+			slices.EqualFunc(p.Declared, q.Declared, Declared.equal)
 }
 
-// comparePods orders pods by namespace, name and UID.
-func comparePods(a, b *Pod) int {
+// Compare orders pods by namespace, name and UID.
+func (p *Pod) Compare(q *Pod) int {
 	return cmp.Or(
-		cmp.Compare(a.Namespace, b.Namespace),
-		cmp.Compare(a.Name, b.Name),
-		cmp.Compare(a.UID, b.UID),
+		cmp.Compare(p.Namespace, q.Namespace),
+		cmp.Compare(p.Name, q.Name),
+		cmp.Compare(p.UID, q.UID),
 	)
 }
 

@@ -22,11 +22,15 @@ const (
 
 // note records that an annotation, or a part of it, is ignored.
 func (r *Record) note(annotation, value, format string, args ...any) {
+	r.Notes = append(r.Notes, ignored(annotation, value, fmt.Sprintf(format, args...)))
+}
+
+func ignored(annotation, value, why string) string {
 	const most = 200 // bytes of a value that are shown
 	if len(value) > most {
 		value = strings.ToValidUTF8(value[:most], "") + "..."
 	}
-	r.Notes = append(r.Notes, fmt.Sprintf("annotation %s: %q is ignored: %s", annotation, value, fmt.Sprintf(format, args...)))
+	return fmt.Sprintf("annotation %s: %q is ignored: %s", annotation, value, why)
 }
 
 // hints gathers the positive signs that the pod itself gives. Of several for

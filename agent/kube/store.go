@@ -168,14 +168,15 @@ func (s *Store) SetNamespace(namespace string, optedOut bool) {
 		delete(s.optedOut, namespace)
 	}
 	s.mu.Unlock()
-	for _, r := range s.inNamespace(namespace) {
+	for _, r := range s.InNamespace(namespace) {
 		s.upsert(r)
 	}
 }
 
-// inNamespace reads everything: namespaces change rarely, and an index would
-// cost every pod. It needs writing, and lets go of mu as names does.
-func (s *Store) inNamespace(namespace string) []*Record {
+// InNamespace returns the records of the pods of a namespace that were there
+// all the while, in no order. It reads everything, as an index would cost every
+// pod, and lets go of the lock as names does.
+func (s *Store) InNamespace(namespace string) []*Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var rs []*Record
@@ -208,19 +209,25 @@ func (s *Store) unindex(r *Record) {
 	s.byAddr.remove(r)
 }
 
-// report needs writing. A note is logged once, however many pods have it.
+// report needs writing.
 func (s *Store) report(r *Record) {
-	const most = 1024 // notes remembered
 	for _, text := range r.Notes {
-		if _, known := s.told[text]; known {
-			continue
-		}
-		if len(s.told) >= most {
-			clear(s.told)
-		}
-		s.told[text] = struct{}{}
-		s.log.Warn(text, "pod", r.String())
+		s.reportOnce(text, "pod", r.String())
 	}
+}
+
+// reportOnce needs writing. A note is logged once, however many objects have
+// it.
+func (s *Store) reportOnce(text, kind, object string) {
+	const most = 1024 // notes remembered
+	if _, known := s.told[text]; known {
+		return
+	}
+	if len(s.told) >= most {
+		clear(s.told)
+	}
+	s.told[text] = struct{}{}
+	s.log.Warn(text, kind, object)
 }
 
 // Pod returns the record of the pod, nil if there is none.
