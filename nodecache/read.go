@@ -38,6 +38,18 @@ func (d *Directory) Owners() []*Owner {
 	return os
 }
 
+// Hosts tells whether the owner has pods, and whether one of them is on the
+// node; every node is meant if that is empty.
+func (d *Directory) Hosts(key OwnerKey, node string) (there, here bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	rec := d.owners[key]
+	if rec == nil {
+		return false, false
+	}
+	return true, node == "" || slices.ContainsFunc(rec.pods, func(p *Pod) bool { return p.Node == node })
+}
+
 // Member returns the pod with the UID as its owner has it, and whether it is in
 // the directory.
 func (d *Directory) Member(uid string) (Member, bool) {
