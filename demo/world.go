@@ -66,9 +66,8 @@ func (w *world) stop() {
 	}
 }
 
-// podYAML has the pod's name twice, its workload twice, port and address. It is
-// no text/template: with one in the program the linker has to keep every method
-// of every type, and a third of the binary is that.
+// podYAML takes a pod's name, workload, port and address. It is no text/template,
+// which finds methods by name: the linker would have to keep every one there is.
 const podYAML = `
 - apiVersion: v1
   kind: Pod
