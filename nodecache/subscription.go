@@ -97,13 +97,20 @@ func (s *Subscription) take() ([]OwnerKey, bool) {
 
 func (s *Subscription) add(key OwnerKey) {
 	s.mu.Lock()
-	_, known := s.set[key]
-	if !known && !s.closed {
+	last := len(s.pending) - 1
+	known := last >= 0 && s.pending[last] == key // mostly, where there are many
+	if !known {
+		_, known = s.set[key]
+	}
+	added := !known && !s.closed
+	if added {
 		s.set[key] = struct{}{}
 		s.pending = append(s.pending, key)
 	}
 	s.mu.Unlock()
-	s.wake()
+	if added { // who was woken for a key that waits has yet to take it
+		s.wake()
+	}
 }
 
 func (s *Subscription) wake() {

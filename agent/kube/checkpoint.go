@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -24,19 +25,24 @@ const podsFormat = "pods 1\n"
 // Services add is not in it.
 func encodePods(records []*Record) []byte {
 	var keys, places, pods []byte
-	ofs, ats := map[*template]uint64{}, map[unique.Handle[place]]uint64{}
+	// The pods of an owner stand together: so they are read into the directory
+	// in half the time.
+	var owners []*template
+	of := map[*template][]*Record{}
 	for _, r := range records {
-		of, known := ofs[r.of]
-		if !known {
-			of = uint64(len(ofs))
-			ofs[r.of], keys = of, appendText(keys, r.of.key)
+		if of[r.of] == nil {
+			owners, keys = append(owners, r.of), appendText(keys, r.of.key)
 		}
+		of[r.of] = append(of[r.of], r)
+	}
+	ats := map[unique.Handle[place]]uint64{}
+	for n, r := range inOrder(owners, of) {
 		at, known := ats[r.at]
 		if !known {
 			at = uint64(len(ats))
 			ats[r.at], places = at, appendText(appendText(places, r.Node), r.Zone)
 		}
-		pods = binary.AppendUvarint(binary.AppendUvarint(pods, of), at)
+		pods = binary.AppendUvarint(binary.AppendUvarint(pods, n), at)
 		pods = appendText(appendText(pods, r.UID), r.Name)
 		pods = binary.AppendVarint(pods, r.Created.Unix())
 		state, reason := r.State, r.Reason
@@ -52,10 +58,23 @@ func encodePods(records []*Record) []byte {
 		}
 	}
 	out := make([]byte, 0, len(podsFormat)+3*binary.MaxVarintLen64+len(keys)+len(places)+len(pods))
-	out = binary.AppendUvarint(append(out, podsFormat...), uint64(len(ofs)))
+	out = binary.AppendUvarint(append(out, podsFormat...), uint64(len(owners)))
 	out = binary.AppendUvarint(append(out, keys...), uint64(len(ats)))
 	out = binary.AppendUvarint(append(out, places...), uint64(len(records)))
 	return append(out, pods...)
+}
+
+// inOrder yields the records of each owner with the owner's number.
+func inOrder(owners []*template, of map[*template][]*Record) iter.Seq2[uint64, *Record] {
+	return func(yield func(uint64, *Record) bool) {
+		for n, t := range owners {
+			for _, r := range of[t] {
+				if !yield(uint64(n), r) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // errSection indicates that a section is not one that encodePods wrote.

@@ -33,8 +33,8 @@ const (
 //	offered ──List──▶ listed ──Replace──▶ watching ──▶ accepted
 //	   (no pods, the stored version)          └──────▶ refused: lists as ever
 //
-// The reflector's list is answered here, without any pods. They are put into
-// the queue only when the API server has accepted a watch from their version,
+// The reflector's list is answered here, without any pods. They are taken
+// over only when the API server has accepted a watch from their version,
 // before the first of its events. A nil resumption is one that was refused.
 type resumption struct {
 	c       *Cluster
@@ -196,7 +196,7 @@ func (r *resumption) accept() {
 		objects = append(objects, p)
 	}
 	r.records = nil
-	r.c.queue.replace(objects, r.c.store.names, func(key name) bool { return key.namespace != "" })
+	r.c.listed(objects)
 	r.c.mu.Lock()
 	r.c.resumed = true
 	r.c.mu.Unlock()
