@@ -38,16 +38,16 @@ func (d *Directory) Owners() []*Owner {
 	return os
 }
 
-// Hosts tells whether the owner has pods, and whether one of them is on the
-// node; every node is meant if that is empty.
-func (d *Directory) Hosts(key OwnerKey, node string) (there, here bool) {
+// Askable tells whether the owner has pods, and whether one of them may be
+// asked what it serves, as [Owner.WhyNotAsked] does, without the cost of a view.
+func (d *Directory) Askable(key OwnerKey, node string) (there, may bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	rec := d.owners[key]
 	if rec == nil {
 		return false, false
 	}
-	return true, node == "" || slices.ContainsFunc(rec.pods, func(p *Pod) bool { return p.Node == node })
+	return true, slices.ContainsFunc(rec.pods, func(p *Pod) bool { return d.member(p).WhyNotAsked(node) == "" })
 }
 
 // Member returns the pod with the UID as its owner has it, and whether it is in

@@ -241,7 +241,7 @@ func (c *Collector) FirstAttempts(ctx context.Context) error {
 	keys := sub.Poll()
 	sub.Close()
 	for _, key := range keys {
-		if _, here := c.dir.Hosts(key, c.only); !here {
+		if _, may := c.dir.Askable(key, c.only); !may {
 			continue
 		}
 		o := c.dir.Owner(key)

@@ -14,10 +14,10 @@ import (
 // could make the answer another; the view is read before the lock, so a flight
 // may turn out to be needless, which the flight finds out before it dials.
 func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
-	// Most owners have no pods here, and change all the same.
+	// Most owners have no pod to ask, and change all the same.
 	var o *nodecache.Owner
-	there, here := c.dir.Hosts(key, c.only)
-	if here {
+	there, may := c.dir.Askable(key, c.only)
+	if may {
 		o = c.dir.Owner(key)
 	}
 	c.mu.Lock()
@@ -32,7 +32,7 @@ func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
 		}
 		delete(c.flights, key) // dropped before it ran
 	}
-	if there && !here {
+	if there && !may {
 		return
 	}
 	if o == nil || len(o.Pods) == 0 {
