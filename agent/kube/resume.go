@@ -19,7 +19,7 @@ const (
 	// settle is how long a resumed watch has to be silent until what it had to
 	// tell of the time before counts as told. An API server that has lost the
 	// version says so at once, but in the stream, not in the answer's head.
-	settle = 50 * time.Millisecond
+	settle = 20 * time.Millisecond
 
 	// catchUpSeconds is the timeout of a watch whose bookmark is awaited: the
 	// API server sends one 2 s before the end. catchUpWatches bounds how often
