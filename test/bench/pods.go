@@ -206,7 +206,8 @@ func awaitPods(ctx context.Context, config *rest.Config, n int) error {
 	defer cancel()
 	for {
 		_, _, err := rawList(ctx, config, n)
-		if err == nil || !errors.Is(err, errCount) {
+		// A server that is not ready yet ends the stream.
+		if err == nil || !errors.Is(err, errCount) && !errors.Is(err, io.EOF) {
 			return err
 		}
 	}
