@@ -47,7 +47,10 @@ func (d *Directory) Askable(key OwnerKey, node string) (there, may bool) {
 	if rec == nil {
 		return false, false
 	}
-	return true, slices.ContainsFunc(rec.pods, func(p *Pod) bool { return d.member(p).WhyNotAsked(node) == "" })
+	return true, slices.ContainsFunc(rec.pods, func(p *Pod) bool {
+		m := Member{Pod: p, Behind: d.fronts.behind[p.UID]} // mostly that is enough to know
+		return m.WhyNotAsked(node) == "" && !d.shadowed(p)
+	})
 }
 
 // Member returns the pod with the UID as its owner has it, and whether it is in
@@ -64,7 +67,12 @@ func (d *Directory) Member(uid string) (Member, bool) {
 
 // member needs mu, for reading at least.
 func (d *Directory) member(p *Pod) Member {
-	return Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p, Behind: d.fronts.behind[p.UID]}
+	return Member{Pod: p, Shadowed: d.shadowed(p), Behind: d.fronts.behind[p.UID]}
+}
+
+// shadowed needs mu, for reading at least.
+func (d *Directory) shadowed(p *Pod) bool {
+	return !p.HostNetwork && d.claims[p.Addr.Unmap()] != p
 }
 
 // Pod returns the pod with the UID, nil if it is not in the directory.
