@@ -3,16 +3,24 @@ package nodecache
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
-// Route is what one HTTP or gRPC route of the cluster says of owners. It is
-// immutable once given to a [Directory].
+// Route is what one HTTPRoute or GRPCRoute of the cluster says, in a small
+// record. It is immutable once given to a [Directory].
 type Route struct {
 	UID        string
 	Generation int64 // metadata.generation
+	Kind       RouteKind
 	Namespace  string
 	Name       string
-	Entries    []RouteEntry
+	Created    time.Time // creationTimestamp; zero if unknown
+	Parents    []RouteParent
+	// Hostnames is of interest for parents of kind Gateway alone: a Service has
+	// its own names (GEP-1294).
+	Hostnames []string
+	Rules     []RouteRule
+	Entries   []RouteEntry
 }
 
 // RouteEntry is one match of a route that leads to an owner.
