@@ -343,6 +343,7 @@ func (c *Cluster) listed(objects []object) {
 		c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
 		return
 	}
+	c.store.expect(len(objects))
 	for _, o := range objects {
 		c.applyChange(o.key(), change{object: o})
 	}

@@ -56,6 +56,18 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 	}
 }
 
+// expect makes room for so many pods, if there are none.
+func (s *Store) expect(pods int) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	if len(s.pods) == 0 {
+		s.pods = make(map[name]*Record, pods)
+	}
+	s.mu.Unlock()
+	s.dir.Expect(pods)
+}
+
 // Upsert makes the store and the directory hold the record. A record that
 // says what is known already changes nothing. One that has another UID under
 // a name that is held replaces it in one visible step. The record is the
