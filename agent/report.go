@@ -63,7 +63,7 @@ func (a *Agent) newRejected() func(*corev3.Node, xds.Type, string) {
 		}
 		pod := a.store.Pod(client.Namespace, client.Pod)
 		if pod != nil && pod.Node == a.config.nodeName() && limit.TryAccept() {
-			a.writer.Say(report.Rejected(pod.Pod, t.String(), text))
+			a.writer.Say(report.Rejected(&pod.Pod, t.String(), text))
 		}
 	}
 }
