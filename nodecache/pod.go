@@ -178,10 +178,10 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.Unready == q.Unready &&
 			p.Created.Equal(q.Created) &&
 			slices.Equal(p.More, q.More) &&
-			p.Common.equal(q.Common)
+			p.same(q.Common)
 }
 
-func (c *Common) equal(d *Common) bool {
+func (c *Common) same(d *Common) bool {
 	return c == d ||
 		c.Namespace == d.Namespace &&
 			c.Owner == d.Owner &&

@@ -70,15 +70,16 @@ func TestTemplatesThatNobodyHasAreForgotten(t *testing.T) {
 		return len(templates.held)
 	}
 	before := held()
-	var records []*Record
-	for i := range 100 {
-		records = append(records, Convert(servingPod(fmt.Sprint("forgotten-", i), fmt.Sprint("uid-of-forgotten-", i), "192.0.2.1")))
-	}
-	if held() < 100 {
-		t.Fatalf("%d are held", held())
-	}
-	runtime.KeepAlive(records)
-	records = nil
+	func() {
+		var records []*Record
+		for i := range 100 {
+			records = append(records, Convert(servingPod(fmt.Sprint("forgotten-", i), fmt.Sprint("uid-of-forgotten-", i), "192.0.2.1")))
+		}
+		if held() < 100 {
+			t.Fatalf("%d are held", held())
+		}
+		runtime.KeepAlive(records)
+	}()
 	for deadline := time.Now().Add(10 * time.Second); held() > before; runtime.GC() {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d are held, there were %d", held(), before)
