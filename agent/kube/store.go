@@ -156,9 +156,16 @@ func (s *Store) SetNamespace(namespace string, optedOut bool) {
 		delete(s.optedOut, namespace)
 	}
 	s.mu.Unlock()
-	for _, r := range s.filter(func(r *Record) bool { return r.Namespace == namespace }) {
+	for _, r := range s.InNamespace(namespace) {
 		s.upsert(r)
 	}
+}
+
+// InNamespace returns the records of the pods of a namespace that were there
+// all the while, sorted by name. It reads everything, as an index would cost
+// every pod, and lets go of the lock as names does.
+func (s *Store) InNamespace(namespace string) []*Record {
+	return s.filter(func(r *Record) bool { return r.Namespace == namespace })
 }
 
 // report needs writing. A note is logged once, however many pods have it.

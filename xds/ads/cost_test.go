@@ -46,7 +46,12 @@ func (w *world) follow(names []string) *follower {
 		}
 	}()
 	for n := 0; n < 2*len(names); {
-		n += len((<-f.got).GetResources())
+		select {
+		case r := <-f.got:
+			n += len(r.GetResources())
+		case <-ended:
+			w.t.Fatalf("the stream ended after %d of %d resources", n, 2*len(names))
+		}
 	}
 	return f
 }
