@@ -34,7 +34,7 @@ type benchmark struct {
 }
 
 // benchmarks are all there are, in the order in which they run.
-var benchmarks = []benchmark{oneChange, manyPods}
+var benchmarks = []benchmark{oneChange, manyPods, relist}
 
 // run is what the command line asks of a benchmark.
 type run struct {
@@ -89,7 +89,7 @@ func (r *run) all(ctx context.Context, out string) error {
 		for _, res := range got {
 			if r.wants(res.Name) {
 				results = append(results, res)
-				fmt.Printf("%-34s %10.3f %-3s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
+				fmt.Printf("%-34s %10.3f %-9s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
 			}
 		}
 	}

@@ -43,7 +43,7 @@ func (p *program) printed() string {
 }
 
 func buildAgent(ctx context.Context, bin string) error {
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", bin, "github.com/fingerpost/fingerpost/cmd/fingerpost")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", bin, "github.com/fingerpost/fingerpost/cmd/fingerpost")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
