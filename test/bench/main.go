@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -34,7 +35,7 @@ type benchmark struct {
 }
 
 // benchmarks are all there are, in the order in which they run.
-var benchmarks = []benchmark{oneChange, manyPods}
+var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods}
 
 // run is what the command line asks of a benchmark.
 type run struct {
@@ -45,6 +46,8 @@ type run struct {
 
 // wants tells whether a figure was asked for.
 func (r *run) wants(name string) bool { return strings.HasPrefix(name, r.only) }
+
+func (r *run) wantsAny(names ...string) bool { return slices.ContainsFunc(names, r.wants) }
 
 // progress tells the reader what goes on.
 func (r *run) progress(format string, args ...any) {
@@ -59,9 +62,11 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if kubeconfig := os.Getenv(informerEnv); kubeconfig != "" {
-		if err := stockInformer(ctx, kubeconfig); err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
+	if flag.NArg() > 0 {
+		if err := part(ctx, flag.Args()); err != nil && ctx.Err() == nil {
+			fmt.Fprintf(os.Stderr, "bench %s: %v\n", flag.Arg(0), err)
+			stop()
+			os.Exit(1)
 		}
 		return
 	}
@@ -72,14 +77,24 @@ func main() {
 	}
 }
 
+// part is what this program is where it starts itself, to be measured in a
+// process of its own.
+func part(ctx context.Context, args []string) error {
+	switch {
+	case args[0] == "crowd" && len(args) == 1:
+		return beCrowd(ctx, os.Stdin, os.Stdout)
+	case args[0] == "informer" && len(args) == 2:
+		return beInformer(ctx, args[1])
+	case args[0] == "linear" && len(args) == 3:
+		return beLinear(ctx, args[1], args[2])
+	}
+	return fmt.Errorf("no part %q", args)
+}
+
 func (r *run) all(ctx context.Context, out string) error {
 	results := []result{}
 	for _, b := range benchmarks {
-		wanted := false
-		for _, name := range b.names {
-			wanted = wanted || r.wants(name)
-		}
-		if !wanted {
+		if !r.wantsAny(b.names...) {
 			continue
 		}
 		got, err := b.run(ctx, r)

@@ -3,12 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -30,14 +26,10 @@ var manyPods = benchmark{names: []string{
 	"start/50k-pods", "memory/50k-pods", "memory-peak/50k-pods",
 }, run: runManyPods}
 
-// informerEnv, set to a kubeconfig, makes this program a stock informer of
-// pods, the baseline for memory.
-const informerEnv = "FINGERPOST_BENCH_INFORMER"
-
 func runManyPods(ctx context.Context, r *run) ([]result, error) {
 	sizes, rounds := []int{10_000, 50_000}, 3
 	if r.short {
-		sizes, rounds = []int{1_000}, 1
+		sizes, rounds = []int{10_000}, 1
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
@@ -65,7 +57,7 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 			continue
 		}
 		r.progress("writing %d pods", n-have)
-		if err := api.WritePods(ctx, clusterPods(have, n)); err != nil {
+		if err := api.WritePods(ctx, clusterPods(have, n, 10)); err != nil {
 			return nil, err
 		}
 		have = n
@@ -81,7 +73,7 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 			}
 			raw = append(raw, d)
 			r.progress("%d pods: raw watch-list of %d MB in %v", n, bytes>>20, d.Round(time.Millisecond))
-			a, err := startProgram(ctx, dir, bin, nil, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig,
+			a, err := startProgram(ctx, dir, bin, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig,
 				"--ads-socket", filepath.Join(dir, "ads", "ads.sock"), "--admin-socket", filepath.Join(dir, "admin", "admin.sock"))
 			if err != nil {
 				return nil, err
@@ -102,7 +94,7 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 		if err != nil {
 			return nil, err
 		}
-		i, err := startProgram(ctx, dir, exe, []string{informerEnv + "=" + api.Kubeconfig})
+		i, err := startProgram(ctx, dir, exe, "informer", api.Kubeconfig)
 		if err != nil {
 			return nil, err
 		}
@@ -123,9 +115,9 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 	return results, nil
 }
 
-// clusterPods yields pods, ten to a ReplicaSet, as an API server has them:
+// clusterPods yields pods, each to a ReplicaSet, as an API server has them:
 // most of their kilobytes are of no use to anybody but a kubelet.
-func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
+func clusterPods(from, to, each int) iter.Seq[*corev1.Pod] {
 	created := metav1.NewTime(time.Unix(1.75e9, 0))
 	fields := []byte("{" + strings.Repeat(`"f:containers":{"k:{\"name\":\"app\"}":{".":{},"f:env":{}}},`, 10) + `"f:phase":{}}`)
 	var env []corev1.EnvVar
@@ -136,7 +128,7 @@ func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
 	yes, grace := true, int64(30)
 	return func(yield func(*corev1.Pod) bool) {
 		for i := from; i < to; i++ {
-			owner, ip, node := fmt.Sprintf("checkout-%d-5d9f8c7b6d", i/10), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), i%500
+			owner, ip, node := fmt.Sprintf("checkout-%d-5d9f8c7b6d", i/each), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), i%500
 			status := corev1.PodStatus{
 				Phase: corev1.PodRunning, HostIP: fmt.Sprintf("172.16.%d.%d", node>>8, node&255), PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, StartTime: &created,
 				ContainerStatuses: []corev1.ContainerStatus{{
@@ -153,7 +145,7 @@ func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
 					CreationTimestamp: created,
 					Labels:            map[string]string{"app.kubernetes.io/name": "checkout", "pod-template-hash": "5d9f8c7b6d", "topology.kubernetes.io/zone": fmt.Sprintf("zone-%d", node%3)},
 					OwnerReferences: []metav1.OwnerReference{{
-						APIVersion: "apps/v1", Kind: "ReplicaSet", Name: owner, UID: types.UID(fmt.Sprintf("9d1f6c1e-0000-4000-8000-%012d", i/10)), Controller: &yes,
+						APIVersion: "apps/v1", Kind: "ReplicaSet", Name: owner, UID: types.UID(fmt.Sprintf("9d1f6c1e-0000-4000-8000-%012d", i/each)), Controller: &yes,
 					}},
 				},
 				Spec: corev1.PodSpec{
@@ -197,51 +189,24 @@ var errCount = errors.New("another number of pods than was written")
 // rawList streams all pods and looks at nothing but where each event ends: what
 // the API server alone needs. It returns the time and the bytes.
 func rawList(ctx context.Context, config *rest.Config, n int) (time.Duration, int, error) {
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return 0, 0, err
-	}
 	began := time.Now()
-	url := config.Host + "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0, 0, err
-	}
-	req.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
-	resp, err := client.Do(req)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return 0, 0, errors.New(resp.Status)
-	}
-	var frame []byte
 	pods, size := 0, 0
-	for {
-		var head [4]byte
-		if _, err := io.ReadFull(resp.Body, head[:]); err != nil {
-			return 0, 0, err
-		}
-		length := binary.BigEndian.Uint32(head[:])
-		if length > 16<<20 {
-			return 0, 0, fmt.Errorf("an event of %d bytes", length)
-		}
-		if cap(frame) < int(length) {
-			frame = make([]byte, length)
-		}
-		frame = frame[:length]
-		if _, err := io.ReadFull(resp.Body, frame); err != nil {
-			return 0, 0, err
-		}
+	err := frames(ctx, config, func(frame []byte) error {
 		size += len(frame)
-		if bytes.HasPrefix(frame, []byte("\x0a\x08BOOKMARK")) {
-			break
+		if bytes.HasPrefix(frame, bookmarkFrame) {
+			return errListed
 		}
 		pods++
-	}
-	if pods != n {
+		return nil
+	})
+	switch {
+	case !errors.Is(err, errListed):
+		return 0, 0, err
+	case pods != n:
 		return 0, 0, fmt.Errorf("%w: %d", errCount, pods)
 	}
 	return time.Since(began), size, nil
 }
+
+// errListed ends a watch after its list.
+var errListed = errors.New("all pods were listed")

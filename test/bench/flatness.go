@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// flatness is what a pod's change costs the agent where there is much else,
+// divided by what it costs where there is little.
+var flatness = benchmark{names: []string{"ads/flatness/cpu", "ads/flatness/bytes"}, run: runFlatness}
+
+func runFlatness(ctx context.Context, r *run) ([]result, error) {
+	small, large, clients, changes := 1_000, 10_000, 110, 1000
+	if r.short {
+		small, large, clients, changes = 200, 2_000, 30, 200
+	}
+	w, err := newWorld(ctx, 5)
+	if err != nil {
+		return nil, err
+	}
+	defer w.stop()
+	var costs []cost
+	for _, services := range []int{small, large} {
+		r.progress("flatness: writing %d pods of %d services", services*w.each, services)
+		if err := w.grow(ctx, services); err != nil {
+			return nil, err
+		}
+		c, err := changeCost(ctx, w, clients, changes)
+		if err != nil {
+			return nil, fmt.Errorf("%d services: %w", services, err)
+		}
+		r.progress("flatness: %d services: one change costs the agent %v of CPU, and each client %.0f bytes: a CLA of %.0f, %.0f more in the message",
+			services, c.cpu.Round(time.Microsecond), c.bytes, c.cla, c.message-c.cla)
+		costs = append(costs, c)
+	}
+	times := float64(large) / float64(small)
+	return []result{
+		better("ads/flatness/cpu", "x", float64(costs[1].cpu)/float64(costs[0].cpu), times),
+		better("ads/flatness/bytes", "x", costs[1].bytes/costs[0].bytes, times),
+	}, nil
+}
+
+// cost is that of one change; bytes are those of one client.
+type cost struct {
+	cpu                 time.Duration
+	bytes, message, cla float64
+}
+
+func changeCost(ctx context.Context, w *world, clients, changes int) (c cost, err error) {
+	s, err := w.agent(ctx)
+	if err != nil {
+		return c, err
+	}
+	defer s.stop()
+	if _, err := w.crowd.connect(s.path, clients, w); err != nil {
+		return c, err
+	}
+	wr, err := w.newWriter(ctx)
+	if err != nil {
+		return c, err
+	}
+	defer wr.stop()
+	if err := s.pause(ctx, 5*time.Second); err != nil {
+		return c, err
+	}
+	// What it costs to be there is no cost of a change.
+	const rest = 10 * time.Second
+	idle, err := s.cpu()
+	if err != nil {
+		return c, err
+	}
+	if err := s.pause(ctx, rest); err != nil {
+		return c, err
+	}
+	before, err := s.cpu()
+	if err != nil {
+		return c, err
+	}
+	idle = before - idle
+	if _, err := w.crowd.take(); err != nil {
+		return c, err
+	}
+	began := now()
+	if _, err := wr.run(ctx, changes, 25); err != nil {
+		return c, err
+	}
+	if err := s.pause(ctx, time.Second); err != nil {
+		return c, err
+	}
+	took := time.Duration(now() - began)
+	after, err := s.cpu()
+	if err != nil {
+		return c, err
+	}
+	a, err := w.crowd.take()
+	if err != nil {
+		return c, err
+	}
+	if n := len(a.Events); n < clients*changes*99/100 {
+		return c, fmt.Errorf("%d changes reached %d clients %d times", changes, clients, n)
+	}
+	n := float64(len(a.Events))
+	for _, e := range a.Events {
+		c.message += float64(e.Message) / n
+		c.cla += float64(e.CLA) / n
+	}
+	c.bytes = float64(a.Bytes) / n
+	c.cpu = (after - before - time.Duration(float64(idle)*float64(took)/float64(rest))) / time.Duration(changes)
+	return c, w.crowd.leave()
+}
