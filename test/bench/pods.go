@@ -172,14 +172,20 @@ func clusterPods(from, to, each int) iter.Seq[*corev1.Pod] {
 	}
 }
 
-// awaitPods waits until a watch-list has n pods.
+// awaitPods waits until a watch-list has n pods. One that the API server ends,
+// since it is still taking them in, is tried again.
 func awaitPods(ctx context.Context, config *rest.Config, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
 		_, _, err := rawList(ctx, config, n)
-		if err == nil || !errors.Is(err, errCount) {
-			return err
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("%d pods were written: %w", n, err)
 		}
 	}
 }
