@@ -21,12 +21,12 @@ func runFlatness(ctx context.Context, r *run) ([]result, error) {
 	}
 	defer w.stop()
 	var costs []cost
-	for _, services := range []int{small, large} {
+	for place, services := range []int{small, large} {
 		r.progress("flatness: writing %d pods of %d services", services*w.each, services)
 		if err := w.grow(ctx, services); err != nil {
 			return nil, err
 		}
-		c, err := changeCost(ctx, w, clients, changes)
+		c, err := changeCost(ctx, w, clients, changes, place)
 		if err != nil {
 			return nil, fmt.Errorf("%d services: %w", services, err)
 		}
@@ -47,7 +47,7 @@ type cost struct {
 	bytes, message, cla float64
 }
 
-func changeCost(ctx context.Context, w *world, clients, changes int) (c cost, err error) {
+func changeCost(ctx context.Context, w *world, clients, changes, place int) (c cost, err error) {
 	s, err := w.agent(ctx)
 	if err != nil {
 		return c, err
@@ -56,7 +56,7 @@ func changeCost(ctx context.Context, w *world, clients, changes int) (c cost, er
 	if _, err := w.crowd.connect(s.path, clients, w); err != nil {
 		return c, err
 	}
-	wr, err := w.newWriter(ctx)
+	wr, err := w.newWriter(ctx, place)
 	if err != nil {
 		return c, err
 	}
@@ -104,12 +104,15 @@ func changeCost(ctx context.Context, w *world, clients, changes int) (c cost, er
 	if err != nil {
 		return c, err
 	}
-	n := float64(len(a.Events))
+	alone := 0.0
 	for _, e := range a.Events {
-		c.message += float64(e.Message) / n
-		c.cla += float64(e.CLA) / n
+		if e.Alone {
+			alone++
+			c.message += float64(e.Message)
+			c.cla += float64(e.CLA)
+		}
 	}
-	c.bytes = float64(a.Bytes) / n
+	c.message, c.cla, c.bytes = c.message/alone, c.cla/alone, float64(a.Bytes)/float64(len(a.Events))
 	c.cpu = (after - before - time.Duration(float64(idle)*float64(took)/float64(rest))) / time.Duration(changes)
 	return c, w.crowd.leave()
 }

@@ -58,7 +58,7 @@ func runPropagation(ctx context.Context, r *run) ([]result, error) {
 	if len(wanted) == 0 {
 		return results, nil
 	}
-	wr, err := w.newWriter(ctx)
+	wr, err := w.newWriter(ctx, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -171,7 +171,7 @@ func (c *counter) HandleRPC(_ context.Context, s stats.RPCStats) {
 	if !ok {
 		return
 	}
-	r, ok := out.Payload.(*discovery.DeltaDiscoveryResponse)
+	r, ok := out.Payload.(interface{ GetTypeUrl() string })
 	if !ok || r.GetTypeUrl() != resource.EndpointType {
 		return
 	}

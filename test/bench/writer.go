@@ -53,7 +53,9 @@ type sight struct {
 	frame []byte
 }
 
-func (w *world) newWriter(ctx context.Context) (*writer, error) {
+// newWriter begins with the pods that have this place in their service; those
+// that another writer left not Ready would be no change.
+func (w *world) newWriter(ctx context.Context, place int) (*writer, error) {
 	client, err := protobufClient(w.api.Kubeconfig)
 	if err != nil {
 		return nil, err
@@ -61,6 +63,7 @@ func (w *world) newWriter(ctx context.Context) (*writer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	wr := &writer{
 		w: w, client: client, order: rand.New(rand.NewPCG(1, 2)).Perm(w.services),
+		next:   2 * place * w.services,
 		cancel: cancel, ended: make(chan error, 1),
 	}
 	listed := make(chan struct{})
