@@ -21,7 +21,7 @@ import (
 const (
 	benchNamespace     = "bench"
 	declaredAnnotation = "fingerpost.dev/services"
-	declaredFormat     = benchNamespace + "/bench.v1.Service%05d"
+	declaredFormat     = benchNamespace + "/shop.Service%05d"
 )
 
 // declaredName is the name of cluster and CLA of service i.
