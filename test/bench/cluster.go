@@ -37,9 +37,9 @@ type world struct {
 }
 
 // newWorld starts an API server without pods.
-func newWorld(ctx context.Context, each int) (_ *world, err error) {
+func newWorld(ctx context.Context, r *run, each int) (_ *world, err error) {
 	w := &world{each: each}
-	if w.dir, err = os.MkdirTemp("", "bench"); err != nil {
+	if w.dir, err = os.MkdirTemp(r.dir, "world"); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -47,8 +47,7 @@ func newWorld(ctx context.Context, each int) (_ *world, err error) {
 			w.stop()
 		}
 	}()
-	w.bin = filepath.Join(w.dir, "fingerpost")
-	if err := buildAgent(ctx, w.bin); err != nil {
+	if w.bin, err = r.agent(ctx); err != nil {
 		return nil, err
 	}
 	if w.api, err = harness.NewAPIServer(); err != nil {

@@ -12,9 +12,9 @@ const weighed = 220
 // runConnect lets clients connect, all at once, to servers that have just
 // started, and weighs what that costs.
 func runConnect(ctx context.Context, r *run, w *world) ([]result, error) {
-	rounds, settle := 3, 15*time.Second
+	rounds := 3
 	if r.short {
-		rounds, settle = 1, 3*time.Second
+		rounds = 1
 	}
 	const clients = 110
 	var took [2][]time.Duration
@@ -25,7 +25,7 @@ func runConnect(ctx context.Context, r *run, w *world) ([]result, error) {
 			if err != nil {
 				return nil, err
 			}
-			c, err := connectAll(ctx, w, s, clients, settle, round == rounds-1)
+			c, err := connectAll(ctx, r, w, s, clients, round == rounds-1)
 			s.stop()
 			if err != nil {
 				return nil, fmt.Errorf("connect: %s: %w", s.name, err)
@@ -52,14 +52,8 @@ type connected struct {
 	each                float64 // kB for each client more
 }
 
-func connectAll(ctx context.Context, w *world, s *subject, clients int, settle time.Duration, weigh bool) (c connected, err error) {
-	rest := func() (footprint, error) {
-		if err := s.pause(ctx, settle); err != nil {
-			return footprint{}, err
-		}
-		return s.memory()
-	}
-	before, err := rest()
+func connectAll(ctx context.Context, r *run, w *world, s *subject, clients int, weigh bool) (c connected, err error) {
+	before, err := s.settle(ctx, r)
 	if err != nil {
 		return c, err
 	}
@@ -70,7 +64,7 @@ func connectAll(ctx context.Context, w *world, s *subject, clients int, settle t
 	if c.took, err = w.crowd.connect(s.path, clients, w); err != nil {
 		return c, err
 	}
-	after, err := rest()
+	after, err := s.settle(ctx, r)
 	if err != nil {
 		return c, err
 	}
@@ -81,7 +75,7 @@ func connectAll(ctx context.Context, w *world, s *subject, clients int, settle t
 	if _, err = w.crowd.connect(s.path, weighed, w); err != nil {
 		return c, err
 	}
-	more, err := rest()
+	more, err := s.settle(ctx, r)
 	c.each = (more.now - after.now) * 1000 / weighed
 	return c, err
 }

@@ -11,11 +11,11 @@ import (
 var flatness = benchmark{names: []string{"ads/flatness/cpu", "ads/flatness/bytes"}, run: runFlatness}
 
 func runFlatness(ctx context.Context, r *run) ([]result, error) {
-	small, large, clients, changes := 1_000, 10_000, 110, 1000
+	small, large, clients, changes, rest := 1_000, 10_000, 110, 1000, 10*time.Second
 	if r.short {
-		small, large, clients, changes = 200, 2_000, 30, 200
+		small, large, clients, changes, rest = 200, 2_000, 30, 200, 3*time.Second
 	}
-	w, err := newWorld(ctx, 5)
+	w, err := newWorld(ctx, r, 5)
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +26,7 @@ func runFlatness(ctx context.Context, r *run) ([]result, error) {
 		if err := w.grow(ctx, services); err != nil {
 			return nil, err
 		}
-		c, err := changeCost(ctx, w, clients, changes, place)
+		c, err := changeCost(ctx, w, clients, changes, place, rest)
 		if err != nil {
 			return nil, fmt.Errorf("%d services: %w", services, err)
 		}
@@ -47,7 +47,7 @@ type cost struct {
 	bytes, message, cla float64
 }
 
-func changeCost(ctx context.Context, w *world, clients, changes, place int) (c cost, err error) {
+func changeCost(ctx context.Context, w *world, clients, changes, place int, rest time.Duration) (c cost, err error) {
 	s, err := w.agent(ctx)
 	if err != nil {
 		return c, err
@@ -61,11 +61,10 @@ func changeCost(ctx context.Context, w *world, clients, changes, place int) (c c
 		return c, err
 	}
 	defer wr.stop()
-	if err := s.pause(ctx, 5*time.Second); err != nil {
+	if err := s.pause(ctx, rest/2); err != nil {
 		return c, err
 	}
 	// What it costs to be there is no cost of a change.
-	const rest = 10 * time.Second
 	idle, err := s.cpu()
 	if err != nil {
 		return c, err

@@ -1,7 +1,7 @@
 // Bench measures what the agent promises to be fast at, each figure beside a
 // baseline of the same run, and writes them as a list of
 // {name, value, unit, baseline, ratio}; a ratio above 1 is better than the
-// baseline.
+// baseline. With -short sizes and counts are smaller, and each figure says so.
 //
 //	go run ./test/bench [-only PREFIX] [-short] [-o bench.json]
 package main
@@ -26,6 +26,7 @@ type result struct {
 	Unit     string  `json:"unit"`
 	Baseline float64 `json:"baseline"`
 	Ratio    float64 `json:"ratio"`
+	Short    bool    `json:"short,omitempty"`
 }
 
 // benchmark gives the figures that it names.
@@ -42,6 +43,8 @@ type run struct {
 	only  string
 	short bool // a rough picture: smaller sizes
 	began time.Time
+	dir   string
+	bin   string // the agent, once it was built
 }
 
 // wants tells whether a figure was asked for.
@@ -92,6 +95,11 @@ func part(ctx context.Context, args []string) error {
 }
 
 func (r *run) all(ctx context.Context, out string) error {
+	var err error
+	if r.dir, err = os.MkdirTemp("", "bench"); err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(r.dir) }()
 	results := []result{}
 	for _, b := range benchmarks {
 		if !r.wantsAny(b.names...) {
@@ -103,17 +111,21 @@ func (r *run) all(ctx context.Context, out string) error {
 		}
 		for _, res := range got {
 			if r.wants(res.Name) {
+				res.Short = r.short
 				results = append(results, res)
-				fmt.Printf("%-34s %10.3f %-3s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
+				fmt.Printf("%-46s %10.3f %-2s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
 			}
+		}
+		raw, err := json.MarshalIndent(results, "", "  ")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(out, append(raw, '\n'), 0o644); err != nil {
+			return err
 		}
 	}
 	if len(results) == 0 {
 		return fmt.Errorf("no figure has a name that begins with %q", r.only)
 	}
-	raw, err := json.MarshalIndent(results, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(out, append(raw, '\n'), 0o644)
+	return nil
 }

@@ -36,8 +36,8 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	bin := filepath.Join(dir, "fingerpost")
-	if err := buildAgent(ctx, bin); err != nil {
+	bin, err := r.agent(ctx)
+	if err != nil {
 		return nil, err
 	}
 	api, err := harness.NewAPIServer()
@@ -83,7 +83,7 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 				return nil, err
 			}
 			ours = append(ours, d)
-			memory, err = a.settle(ctx)
+			memory, err = a.settle(ctx, r)
 			a.stop()
 			if err != nil {
 				return nil, err
@@ -99,7 +99,7 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 			return nil, err
 		}
 		if err = i.says(ctx, "synced"); err == nil {
-			informer, err = i.settle(ctx)
+			informer, err = i.settle(ctx, r)
 		}
 		i.stop()
 		if err != nil {

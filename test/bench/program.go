@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,13 +42,20 @@ func (p *program) printed() string {
 	return p.out.String()
 }
 
-func buildAgent(ctx context.Context, bin string) error {
+// agent is the path of the program, built at the first call.
+func (r *run) agent(ctx context.Context) (string, error) {
+	if r.bin != "" {
+		return r.bin, nil
+	}
+	r.progress("building the agent")
+	bin := filepath.Join(r.dir, "fingerpost")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", bin, "github.com/fingerpost/fingerpost/cmd/fingerpost")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+		return "", fmt.Errorf("%w: %s", err, out)
 	}
-	return nil
+	r.bin = bin
+	return bin, nil
 }
 
 func startProgram(ctx context.Context, dir, bin string, args ...string) (*program, error) {
@@ -107,8 +115,12 @@ type footprint struct{ now, peak float64 }
 
 // settle gives the runtime a while to hand back what it does not need, and
 // returns what is left, and the highest mark.
-func (p *program) settle(ctx context.Context) (footprint, error) {
-	if err := p.pause(ctx, 15*time.Second); err != nil {
+func (p *program) settle(ctx context.Context, r *run) (footprint, error) {
+	d := 15 * time.Second
+	if r.short {
+		d = 3 * time.Second
+	}
+	if err := p.pause(ctx, d); err != nil {
 		return footprint{}, err
 	}
 	return p.memory()

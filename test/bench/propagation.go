@@ -37,9 +37,9 @@ var cells = []cell{
 func runPropagation(ctx context.Context, r *run) ([]result, error) {
 	changes, block := 2000, 200
 	if r.short {
-		changes, block = 50, 25
+		changes, block = 40, 40
 	}
-	w, err := newWorld(ctx, 10)
+	w, err := newWorld(ctx, r, 10)
 	if err != nil {
 		return nil, err
 	}

@@ -28,7 +28,7 @@ func (m *message) GetTypeUrl() string { return m.t.URL() }
 // in any order. Both kinds have the first three under the same numbers.
 func (m *message) encode() mem.BufferSlice {
 	const versionField, urlField, nonceField, removedField, controlPlaneField, identifierField = 1, 4, 5, 6, 6, 1
-	var b []byte
+	b := make([]byte, 0, 128) // where nothing is removed, it fits
 	text := func(n protowire.Number, s string) {
 		b = protowire.AppendTag(b, n, protowire.BytesType)
 		b = protowire.AppendString(b, s)
