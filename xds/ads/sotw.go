@@ -136,7 +136,7 @@ func (st *stream) lacking() bool {
 			continue
 		}
 		lacks := ts.wildcard || len(ts.missing) > 0
-		ts.subscribed.each(nil, func(id uint32) bool {
+		ts.subscribed.each(bitset{}, func(id uint32) bool {
 			lacks = lacks || st.s.table.resolve(xds.Type(t), id, st.scopes, true) == nil
 			return !lacks
 		})
@@ -164,7 +164,7 @@ func (st *stream) members(t xds.Type, f func(id uint32, e *entry)) {
 		return true
 	}
 	if !ts.wildcard {
-		ts.subscribed.each(nil, visit)
+		ts.subscribed.each(bitset{}, visit)
 		return
 	}
 	for id := range tb.slots {
@@ -180,7 +180,7 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 	}
 	ts, tb := &st.types[t], &st.s.table
 	// Nothing can be removed of these types by protocol.
-	ts.gone.each(nil, func(id uint32) bool { ts.forget(id); return true })
+	ts.gone.each(bitset{}, func(id uint32) bool { ts.forget(id); return true })
 	var bodies mem.BufferSlice
 	size := 0
 	ts.carried.reset()
@@ -260,7 +260,8 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	ts.dirty.keep(present)
 	// Only what is new to the client warms: Envoy skips an equal cluster.
 	st.follow(t, ts.dirty)
-	ts.carried = append(ts.carried[:0], ts.dirty...)
+	ts.carried.reset()
+	ts.carried.add(ts.dirty)
 	ts.flying = flying
 	ts.held = present
 	maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return !present.has(id) })

@@ -270,7 +270,7 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 		return nil
 	}
 	resources := 0
-	ts.carried.each(nil, func(uint32) bool { resources++; return true })
+	ts.carried.each(bitset{}, func(uint32) bool { resources++; return true })
 	st.refuse(t, clip(detail.GetMessage()))
 	n, client := *ts.nack, st.node.GetId()
 	return func() { st.s.refused(client, t, &n, resources) }
@@ -375,7 +375,7 @@ func (st *stream) release(dropped bitset) {
 	defer st.mu.Unlock()
 	for t := range st.types {
 		ts := &st.types[t]
-		ts.subscribed.each(nil, func(id uint32) bool {
+		ts.subscribed.each(bitset{}, func(id uint32) bool {
 			if dropped.has(id) {
 				ts.miss(st.s.table.slots[id].name)
 			}
