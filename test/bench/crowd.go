@@ -47,7 +47,7 @@ type event struct {
 	Members uint64 // a bit for each endpoint of the service that is in it
 	Message int32  // bytes of the response
 	CLA     int32  // and of the assignment in it
-	Alone   bool   // which holds no other
+	Of      int32  // how many are in the response
 }
 
 // now is the time in nanoseconds by a clock that all processes share and nobody

@@ -188,7 +188,7 @@ func (c *member) note(at int64, size int, bodies [][]byte) error {
 			c.crowd.last.Store(a)
 		}
 		c.mu.Lock()
-		c.events = append(c.events, event{Client: c.id, Service: a.service, At: at, Members: a.members, Message: int32(size), CLA: int32(len(body)), Alone: len(bodies) == 1})
+		c.events = append(c.events, event{Client: c.id, Service: a.service, At: at, Members: a.members, Message: int32(size), CLA: int32(len(body)), Of: int32(len(bodies))})
 		c.mu.Unlock()
 	}
 	return nil
