@@ -51,7 +51,9 @@ func (a *Agent) admin() http.Handler {
 	get("/owners", func(*http.Request) (any, error) {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
-			views = append(views, viewOwner(o, a.config.onlyNode()))
+			v := viewOwner(o, a.config.onlyNode())
+			v.differs(a.follower.Change(o.Key))
+			views = append(views, v)
 		}
 		return views, nil
 	})

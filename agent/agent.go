@@ -21,6 +21,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent/collect"
 	"github.com/fingerpost/fingerpost/agent/kube"
+	"github.com/fingerpost/fingerpost/agent/report"
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -54,6 +55,8 @@ type Agent struct {
 	compiler  *resources.Compiler
 	feed      *feed
 	server    *ads.Server
+	follower  *report.Follower
+	writer    *report.Writer // nil: there is no API server
 	gate      gate
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
@@ -119,11 +122,15 @@ func newAgent(c Config) (_ *Agent, err error) {
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
 		"tracing":   "off: no address",
+		partReports: "off: not elected yet",
 		"locality":  "even",
 		"export":    c.ExportDefault,
 	}
 	if c.Takeover {
 		a.parts["takeover"] = "on"
+	}
+	if a.writer == nil {
+		a.parts[partReports] = "off: a file source has no API server"
 	}
 	if c.RequireIdentity {
 		a.parts["identity"] = "off: not built yet; --require-identity refuses nobody"
@@ -142,6 +149,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.server = ads.New(ads.Options{
 		Scopes:     a.scopes,
 		Pod:        a.podOf,
+		Refused:    a.newRejected(),
 		Identifier: "fingerpost/" + c.Version + " " + c.nodeName(),
 		Logger:     a.log,
 		Registerer: a.registry,
@@ -154,11 +162,13 @@ func newAgent(c Config) (_ *Agent, err error) {
 		return nil, err
 	}
 	a.feed = newFeed(a.dir, a.compiler, a.server)
+	a.follower = a.newFollower()
 	a.registry.MustRegister(&gauges{a}, a.invalid)
 	return a, nil
 }
 
-// openSource makes the source, and reads a file for the first time.
+// openSource makes the source, and what writes to it, and reads a file for the
+// first time.
 func (a *Agent) openSource() error {
 	if path, ok := a.config.filePath(); ok {
 		f := kube.NewFile(path, a.store, a.log)
@@ -170,8 +180,10 @@ func (a *Agent) openSource() error {
 	if err != nil {
 		return err
 	}
-	a.source, err = kube.NewCluster(config, a.config.Version, a.store, a.log)
-	return err
+	if a.source, err = kube.NewCluster(config, a.config.Version, a.store, a.log); err != nil {
+		return err
+	}
+	return a.newWriter(config)
 }
 
 func (a *Agent) close() {
@@ -201,6 +213,10 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { a.collector.Run(ctx); return nil })
 	g.Go(func() error { return a.feed.run(ctx) })
 	g.Go(func() error { return a.openGate(ctx) })
+	g.Go(func() error { a.follow(ctx); return nil })
+	if a.writer != nil {
+		g.Go(func() error { a.writer.Run(ctx); return nil })
+	}
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })
 	g.Go(func() error { return serveHTTP(ctx, a.instance, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })

@@ -37,6 +37,9 @@ type Config struct {
 	// Limits are those of the command line, as written.
 	Limits schedule.Flags
 
+	// The Lease by which the writer of Events is elected.
+	LeaseNamespace, LeaseName string
+
 	Locality        string // even, zone or node
 	Tracing         string // empty or otlp:HOST:PORT
 	ExportDefault   string // none or all
@@ -51,14 +54,18 @@ type Config struct {
 // Defaults returns the configuration of an agent that was told nothing.
 func Defaults() Config {
 	return Config{
-		Source:        "kube",
-		ADSSocket:     bootstrap.DefaultADSSocket,
-		AdminSocket:   "/run/fingerpost-admin/admin.sock",
-		HTTPAddress:   "127.0.0.1:9641",
-		PeerAddress:   ":9642",
-		StateDir:      "/var/lib/fingerpost",
-		EgressPort:    resources.DefaultEgressPort,
-		CollectScope:  "cluster",
+		Source:       "kube",
+		ADSSocket:    bootstrap.DefaultADSSocket,
+		AdminSocket:  "/run/fingerpost-admin/admin.sock",
+		HTTPAddress:  "127.0.0.1:9641",
+		PeerAddress:  ":9642",
+		StateDir:     "/var/lib/fingerpost",
+		EgressPort:   resources.DefaultEgressPort,
+		CollectScope: "cluster",
+
+		LeaseNamespace: "fingerpost-system",
+		LeaseName:      "fingerpost-reports",
+
 		Locality:      "even",
 		ExportDefault: "none",
 		LogFormat:     "text",

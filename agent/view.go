@@ -78,6 +78,12 @@ type OwnerView struct {
 	Reason    string   `json:"reason"`
 	// Variants is there only where pods of the owner serve different things.
 	Variants []VariantView `json:"variants,omitempty"`
+	// Added and Dropped are the services that the owner serves and the previous
+	// revision of its workload did not, and the other way; Previous is that
+	// revision's key, empty where nothing differs.
+	Added    []string `json:"added"`
+	Dropped  []string `json:"dropped"`
+	Previous string   `json:"previous"`
 }
 
 // VariantView says what some pods of an owner serve where it differs from the
@@ -101,6 +107,8 @@ func viewOwner(o *nodecache.Owner, node string) OwnerView {
 		Services:  o.Services(),
 		Pods:      []string{},
 		Reason:    o.Reason,
+		Added:     []string{},
+		Dropped:   []string{},
 	}
 	if v.Services == nil {
 		v.Services = []string{}

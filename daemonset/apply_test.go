@@ -29,12 +29,22 @@ func TestAPIServerAcceptsTheManifests(t *testing.T) {
 	account := documents[corev1.ServiceAccount](t, "rbac.yaml", "ServiceAccount")[0]
 	_, err = c.CoreV1().ServiceAccounts(ns.Name).Create(t.Context(), &account, strict)
 	check("ServiceAccount", err)
-	role := documents[rbacv1.ClusterRole](t, "rbac.yaml", "ClusterRole")[0]
-	_, err = c.RbacV1().ClusterRoles().Create(t.Context(), &role, strict)
-	check("ClusterRole", err)
-	binding := documents[rbacv1.ClusterRoleBinding](t, "rbac.yaml", "ClusterRoleBinding")[0]
-	_, err = c.RbacV1().ClusterRoleBindings().Create(t.Context(), &binding, strict)
-	check("ClusterRoleBinding", err)
+	for _, role := range documents[rbacv1.ClusterRole](t, "rbac.yaml", "ClusterRole") {
+		_, err = c.RbacV1().ClusterRoles().Create(t.Context(), &role, strict)
+		check("ClusterRole", err)
+	}
+	for _, binding := range documents[rbacv1.ClusterRoleBinding](t, "rbac.yaml", "ClusterRoleBinding") {
+		_, err = c.RbacV1().ClusterRoleBindings().Create(t.Context(), &binding, strict)
+		check("ClusterRoleBinding", err)
+	}
+	for _, role := range documents[rbacv1.Role](t, "rbac.yaml", "Role") {
+		_, err = c.RbacV1().Roles(ns.Name).Create(t.Context(), &role, strict)
+		check("Role", err)
+	}
+	for _, binding := range documents[rbacv1.RoleBinding](t, "rbac.yaml", "RoleBinding") {
+		_, err = c.RbacV1().RoleBindings(ns.Name).Create(t.Context(), &binding, strict)
+		check("RoleBinding", err)
+	}
 	set := documents[appsv1.DaemonSet](t, "daemonset.yaml", "DaemonSet")[0]
 	stored, err := c.AppsV1().DaemonSets(ns.Name).Create(t.Context(), &set, strict)
 	check("DaemonSet", err)

@@ -153,10 +153,13 @@ func TestAgentHasNoPrivileges(t *testing.T) {
 	}
 }
 
-func TestAgentOnlyReadsAndNeitherSecretsNorNodes(t *testing.T) {
+func TestAgentReadsNeitherSecretsNorNodes(t *testing.T) {
 	want := []string{"endpointslices", "grpcroutes", "httproutes", "namespaces", "pods", "referencegrants", "services"}
 	var got []string
 	for _, role := range documents[rbacv1.ClusterRole](t, "rbac.yaml", "ClusterRole") {
+		if role.Name == reports {
+			continue
+		}
 		for _, rule := range role.Rules {
 			got = append(got, rule.Resources...)
 			for _, v := range rule.Verbs {
@@ -173,10 +176,56 @@ func TestAgentOnlyReadsAndNeitherSecretsNorNodes(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("reads %v, want %v", got, want)
 	}
-	binding := documents[rbacv1.ClusterRoleBinding](t, "rbac.yaml", "ClusterRoleBinding")[0]
+}
+
+// reports is the name of the roles for what the elected agent writes.
+const reports = "fingerpost-reports"
+
+func TestAgentWritesEventsAndItsLeaseAlone(t *testing.T) {
+	rules := func(rules []rbacv1.PolicyRule) string {
+		text, err := yaml.Marshal(rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	roles := documents[rbacv1.ClusterRole](t, "rbac.yaml", "ClusterRole")
+	i := slices.IndexFunc(roles, func(r rbacv1.ClusterRole) bool { return r.Name == reports })
+	if len(roles) != 2 || i < 0 {
+		t.Fatalf("%d cluster roles, want one to read and %s", len(roles), reports)
+	}
+	if got, want := rules(roles[i].Rules), rules([]rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}); got != want {
+		t.Errorf("in the cluster:\n%s\nwant\n%s", got, want)
+	}
+	lease := []rbacv1.PolicyRule{
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{reports}, Verbs: []string{"get", "update"}},
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
+	}
+	role := documents[rbacv1.Role](t, "rbac.yaml", "Role")
+	if len(role) != 1 || rules(role[0].Rules) != rules(lease) {
+		t.Errorf("in its namespace: %v\nwant\n%s", role, rules(lease))
+	}
+	_, agent := agentPod(t)
+	if !slices.ContainsFunc(agent.Env, func(e corev1.EnvVar) bool {
+		return e.Name == "POD_NAMESPACE" && e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && e.ValueFrom.FieldRef.FieldPath == "metadata.namespace"
+	}) {
+		t.Error("POD_NAMESPACE is not metadata.namespace, where the Lease may be")
+	}
+}
+
+func TestRolesAreBoundToTheAgentsAccount(t *testing.T) {
 	account := documents[corev1.ServiceAccount](t, "rbac.yaml", "ServiceAccount")[0]
-	if len(binding.Subjects) != 1 || binding.Subjects[0].Name != account.Name || binding.Subjects[0].Namespace != account.Namespace {
-		t.Errorf("bound to %v, not to %s/%s", binding.Subjects, account.Namespace, account.Name)
+	check := func(role rbacv1.RoleRef, subjects []rbacv1.Subject) {
+		t.Helper()
+		if len(subjects) != 1 || subjects[0].Name != account.Name || subjects[0].Namespace != account.Namespace {
+			t.Errorf("%s is bound to %v, not to %s/%s", role.Name, subjects, account.Namespace, account.Name)
+		}
+	}
+	for _, b := range documents[rbacv1.ClusterRoleBinding](t, "rbac.yaml", "ClusterRoleBinding") {
+		check(b.RoleRef, b.Subjects)
+	}
+	for _, b := range documents[rbacv1.RoleBinding](t, "rbac.yaml", "RoleBinding") {
+		check(b.RoleRef, b.Subjects)
 	}
 	pod, _ := agentPod(t)
 	if pod.ServiceAccountName != account.Name {

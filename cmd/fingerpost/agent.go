@@ -45,6 +45,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 				debug.SetGCPercent(gcPercent)
 			}
 			c.NodeName = cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
+			c.LeaseNamespace = cmp.Or(os.Getenv("POD_NAMESPACE"), c.LeaseNamespace)
 			c.Version = buildVersion()
 			if strings.HasPrefix(c.Source, "file:") && !cmd.Flags().Changed("state-dir") {
 				// Files repeat one another's UIDs: what was learned with one must

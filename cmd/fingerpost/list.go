@@ -130,9 +130,16 @@ func newOwners() *cobra.Command {
 }
 
 func ownersTable(w *table, owners []agent.OwnerView) {
-	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "REASON")
+	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "CHANGE", "REASON")
 	for _, o := range owners {
-		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(o.Services), o.Reason)
+		var change []string
+		for _, name := range o.Added {
+			change = append(change, "+"+name)
+		}
+		for _, name := range o.Dropped {
+			change = append(change, "-"+name)
+		}
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(o.Services), some(change), o.Reason)
 	}
 }
 

@@ -137,7 +137,7 @@ func TestCommandsShowWhatTheAgentKnows(t *testing.T) {
 		owners := list(t, "owners", decoded(t, a, "owners"), 3)
 		by := map[any]map[string]any{}
 		for _, v := range owners {
-			o := wantKeys(t, "owner", v, "key", "namespace", "name", "workload", "knowledge", "origin", "services", "pods", "reason")
+			o := wantKeys(t, "owner", v, "key", "namespace", "name", "workload", "knowledge", "origin", "services", "pods", "reason", "added", "dropped", "previous")
 			by[o["key"]] = o
 		}
 		o := by["uid-web-1/1"]

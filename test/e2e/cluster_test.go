@@ -92,6 +92,10 @@ func (c *cluster) kubeconfig() string {
 			_, err = c.Client.RbacV1().ClusterRoles().Create(t.Context(), parse[rbacv1.ClusterRole](t, doc), metav1.CreateOptions{})
 		case "ClusterRoleBinding":
 			_, err = c.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), parse[rbacv1.ClusterRoleBinding](t, doc), metav1.CreateOptions{})
+		case "Role":
+			_, err = c.Client.RbacV1().Roles(ns).Create(t.Context(), parse[rbacv1.Role](t, doc), metav1.CreateOptions{})
+		case "RoleBinding":
+			_, err = c.Client.RbacV1().RoleBindings(ns).Create(t.Context(), parse[rbacv1.RoleBinding](t, doc), metav1.CreateOptions{})
 		default:
 			t.Fatalf("daemonset/rbac.yaml has a %s, which this test does not make", kind.Kind)
 		}

@@ -37,6 +37,10 @@ type Options struct {
 	// it is not known. Nil means unknown for all. It is called with the
 	// server's locks free.
 	Pod func(*corev3.Node) string
+	// Refused hears of a response that a client rejected, with the client's
+	// words, where the log does: once for each text of a client. Nil means
+	// nobody. It is called with the server's locks free and must not block.
+	Refused func(node *corev3.Node, t xds.Type, text string)
 	// Identifier is sent as control_plane.identifier in SotW responses; Envoy
 	// shows it as a statistic. Empty: not sent.
 	Identifier string
@@ -319,8 +323,9 @@ func (s *Server) scopesOf(node *corev3.Node) ([]uint32, error) {
 // maxNacked bounds the memory of logged refusals.
 const maxNacked = 1024
 
-// refused counts a NACK and logs it once for each distinct message.
-func (s *Server) refused(client string, t xds.Type, n *Nack, resources int) {
+// refused counts a NACK and tells of it once for each distinct message.
+func (s *Server) refused(node *corev3.Node, t xds.Type, n *Nack, resources int) {
+	client := node.GetId()
 	s.metrics.nacks.WithLabelValues(t.String()).Inc()
 	key := sha256.Sum256([]byte(t.String() + "\x00" + client + "\x00" + n.Error))
 	s.nackMu.Lock()
@@ -333,5 +338,8 @@ func (s *Server) refused(client string, t xds.Type, n *Nack, resources int) {
 	if !known {
 		s.log.Warn("client refused a response", "client", client, "type", t.String(),
 			"version", n.Version, "resources", resources, "error", n.Error)
+		if s.opts.Refused != nil {
+			s.opts.Refused(node, t, n.Error)
+		}
 	}
 }

@@ -272,8 +272,8 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 	resources := 0
 	ts.carried.each(bitset{}, func(uint32) bool { resources++; return true })
 	st.refuse(t, clip(detail.GetMessage()))
-	n, client := *ts.nack, st.node.GetId()
-	return func() { st.s.refused(client, t, &n, resources) }
+	n, node := *ts.nack, st.node
+	return func() { st.s.refused(node, t, &n, resources) }
 }
 
 // mark notes what changes mean for this stream; true if it should look.

@@ -124,3 +124,18 @@ func (c *Compiler) Providers(namespace, service string) []*nodecache.Owner {
 	provider, _ := s.split(service)
 	return speaking(provider)
 }
+
+// Claimants returns the views of the owners with pods that implement a service
+// of the namespace and get no calls by its name, and names the workload that
+// provides it and the Service by which it does. Both are empty if the namespace
+// has no such service.
+func (c *Compiler) Claimants(namespace, service string) (provider string, claimants []*nodecache.Owner) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	s := c.services[serviceID{namespace, service}]
+	if s == nil || len(s.owners) == 0 {
+		return "", nil
+	}
+	_, claimants = s.split(service)
+	return s.claims(service)[0].String(), withPods(claimants)
+}

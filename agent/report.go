@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"context"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"github.com/fingerpost/fingerpost/agent/report"
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+	"github.com/fingerpost/fingerpost/xds/resources"
+)
+
+const partReports = "reports"
+
+// Who a client is nobody proves: refusals become Events of pods of this node
+// alone, rejectedBurst at once and rejectedRate a second.
+const (
+	rejectedRate  = 0.1
+	rejectedBurst = 32
+)
+
+// newWriter makes what writes Events into the API server of the config.
+func (a *Agent) newWriter(config *rest.Config) (err error) {
+	config = rest.CopyConfig(config)
+	config.UserAgent = "fingerpost/" + a.config.Version
+	a.writer, err = report.NewWriter(config, report.WriterOptions{
+		Namespace: a.config.LeaseNamespace, Name: a.config.LeaseName, Node: a.config.nodeName(),
+		State: func(state string) { a.setPart(partReports, state) }, Logger: a.log, Metrics: a.registry,
+	})
+	return err
+}
+
+// newFollower makes what compares what owners serve.
+func (a *Agent) newFollower() *report.Follower {
+	o := report.Options{
+		Directory: a.dir, Logger: a.log, Metrics: a.registry,
+		Say: func(report.Event) {},
+		Claimants: func(namespace, service string) (string, []*nodecache.Owner) {
+			a.feed.flush()
+			return a.compiler.Claimants(namespace, service)
+		},
+	}
+	if a.writer != nil {
+		o.Say = a.writer.Say
+	}
+	return report.NewFollower(o)
+}
+
+// newRejected returns what makes an Event of a client's refusal, nil where none
+// can be written.
+func (a *Agent) newRejected() func(*corev3.Node, xds.Type, string) {
+	if a.writer == nil {
+		return nil
+	}
+	limit := flowcontrol.NewTokenBucketRateLimiter(rejectedRate, rejectedBurst)
+	return func(node *corev3.Node, t xds.Type, text string) {
+		client, err := resources.ParseClient(node)
+		if err != nil {
+			return
+		}
+		pod := a.store.Pod(client.Namespace, client.Pod)
+		if pod != nil && pod.Node == a.config.nodeName() && limit.TryAccept() {
+			a.writer.Say(report.Rejected(pod.Pod, t.String(), text))
+		}
+	}
+}
+
+// follow begins once the gate is open: what is learned until then is the world
+// as this agent found it.
+func (a *Agent) follow(ctx context.Context) {
+	select {
+	case <-a.gate.opened:
+		a.follower.Run(ctx)
+	case <-ctx.Done():
+	}
+}
+
+// differs adds how the owner differs from the revision before it.
+func (v *OwnerView) differs(c report.Change) {
+	if len(c.Added)+len(c.Dropped) > 0 {
+		v.Added, v.Dropped = append(v.Added, c.Added...), append(v.Dropped, c.Dropped...)
+		v.Previous = c.Previous.String()
+	}
+}

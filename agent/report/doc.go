@@ -1,0 +1,15 @@
+// Package report says to a cluster's people what its directory shows: that a
+// workload claims a service which another one provides, and that a new revision
+// of a workload serves other services than the one before.
+//
+//	directory ──changes──▶ Follower ──Event──▶ Writer ──if elected──▶ API server
+//	          what one agent alone knows ──▶ ┘        ──always──▶
+//
+// Every agent follows its own directory, and so knows, logs and counts the
+// same. One of them, elected by a Lease, writes: each Event has a name that
+// follows from its content, so that a second one of the same is refused by the
+// API server, whoever sends it, as long as it remembers the first (an hour by
+// default). A [Writer] remembers what was said in the last minutes, and writes
+// it when it is elected: what fell into the gap between two writers is not lost,
+// what is older is not repeated.
+package report
