@@ -188,6 +188,10 @@ func (st *stream) bring(t xds.Type, name, version string) {
 func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
 	var resources mem.BufferSlice
+	if n := ts.dirty.count(); n > 0 {
+		// With room for what encode adds. More than so many do not fit as a rule.
+		resources = make(mem.BufferSlice, 0, min(n, 2047)+1)
+	}
 	var removed []string
 	size := 0
 	fits := func(n int) bool {
