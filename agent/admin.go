@@ -129,7 +129,7 @@ func (a *Agent) Status() Status {
 		Parts:   a.partStates(),
 	}
 	s.Gate, s.Reason = a.gateState()
-	s.Parts[partSockets] = a.socketState()
+	s.Parts[partSockets], s.Parts["routes"] = a.socketState(), src.Routes
 	for k, n := range counts.Owners {
 		s.Owners[k.String()] = n
 	}

@@ -118,7 +118,6 @@ func newAgent(c Config) (_ *Agent, err error) {
 		"kernel":    "off: not built yet",
 		"on-demand": "off: not built yet",
 		"peers":     "off: not built yet",
-		"routes":    "off: not built yet",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
 		"tracing":   "off: no address",

@@ -63,9 +63,14 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 			return e, nil
 		}
 	}
-	for _, s := range o.Services() {
-		if slices.ContainsFunc(o.Targets(s), func(t nodecache.Target) bool { return t.Pod.UID == r.UID }) {
-			served = append(served, s)
+	for _, s := range o.Names() {
+		i := slices.IndexFunc(o.Targets(s), func(t nodecache.Target) bool { return t.Pod.UID == r.UID })
+		if i < 0 {
+			continue
+		}
+		served = append(served, s)
+		if t := o.Targets(s)[i]; t.Presumed != nil {
+			e.fact("presumed", "%s on port %d, %s", s, t.Addr.Port(), a.whyPresumed(o, t.Presumed))
 		}
 	}
 	switch {
@@ -93,6 +98,17 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	return e, nil
 }
 
+// whyPresumed says by whom an owner's pods are presumed to serve something, and
+// what their own word is.
+func (a *Agent) whyPresumed(o *nodecache.Owner, p *nodecache.Presumption) string {
+	return fmt.Sprintf("presumed from %s (%s), since its own collect does not disprove it: %s", p.Name, p.From, a.knowledge(o))
+}
+
+// knowledge says what is known of an owner, and why not more.
+func (a *Agent) knowledge(o *nodecache.Owner) string {
+	return strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": ")
+}
+
 // ledTo says to which ports a Service leads.
 func ledTo(st *nodecache.Standing) string {
 	switch {
@@ -107,7 +123,7 @@ func ledTo(st *nodecache.Standing) string {
 // explainOwner says what is known of the owner, and of that what holds for the
 // pod.
 func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.Pod) {
-	e.fact("knowledge", "%s", strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
+	e.fact("knowledge", "%s", a.knowledge(o))
 	if o.Info == nil {
 		return
 	}
@@ -152,7 +168,11 @@ func (a *Agent) explainService(name string) *Explanation {
 		found++
 		e.fact(s.Namespace, "cluster %s/%s, provided by %s", s.Namespace, s.Name, strings.Join(s.Owners, ", "))
 		for _, ep := range s.Endpoints {
-			e.fact(s.Namespace, "%s pod %s on node %q, %s", ep.Address, ep.Pod, ep.Node, ep.State)
+			state := ep.State
+			if o := a.dir.Owner(ep.Owner); o != nil && o.Presumption(name) != nil && state == resources.StatePresumed {
+				state = a.whyPresumed(o, o.Presumption(name))
+			}
+			e.fact(s.Namespace, "%s pod %s on node %q, %s", ep.Address, ep.Pod, ep.Node, state)
 		}
 		if len(s.Endpoints) == 0 {
 			e.fact(s.Namespace, "no endpoint: no pod of the provider is serving")
@@ -175,7 +195,7 @@ func (a *Agent) explainService(name string) *Explanation {
 	}
 	for _, o := range a.dir.Owners() {
 		if found == 0 && !o.Knowledge.Settled() {
-			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": "))
+			e.fact(o.Workload.Namespace, "%s might have it: %s", o.Name, a.knowledge(o))
 		}
 	}
 	switch {

@@ -7,11 +7,13 @@ import (
 )
 
 var (
-	descOwners = prometheus.NewDesc("fingerpost_owners", "Owners that have pods, by what is known of them.", []string{"knowledge"}, nil)
-	descPods   = prometheus.NewDesc("fingerpost_pods", "Pods in the directory, by state.", []string{"state"}, nil)
-	descStale  = prometheus.NewDesc("fingerpost_source_stale_seconds", "For how long the source has been cut off or broken; 0 while it is well.", nil, nil)
-	descSynced = prometheus.NewDesc("fingerpost_source_synced", "1 once the source's first list was handled.", nil, nil)
-	descBuild  = prometheus.NewDesc("fingerpost_build_info", "1, with the version of the agent.", []string{"version"}, nil)
+	descOwners  = prometheus.NewDesc("fingerpost_owners", "Owners that have pods, by what is known of them.", []string{"knowledge"}, nil)
+	descPods    = prometheus.NewDesc("fingerpost_pods", "Pods in the directory, by state.", []string{"state"}, nil)
+	descStale   = prometheus.NewDesc("fingerpost_source_stale_seconds", "For how long the source has been cut off or broken; 0 while it is well.", nil, nil)
+	descSynced  = prometheus.NewDesc("fingerpost_source_synced", "1 once the source's first list was handled.", nil, nil)
+	descGateway = prometheus.NewDesc("fingerpost_gateway_objects", "Objects of the Gateway API that the source holds, by kind.", []string{"kind"}, nil)
+	descUnread  = prometheus.NewDesc("fingerpost_gateway_objects_unreadable", "Those of them that cannot be read and are left out.", []string{"kind"}, nil)
+	descBuild   = prometheus.NewDesc("fingerpost_build_info", "1, with the version of the agent.", []string{"version"}, nil)
 )
 
 func newInvalid() prometheus.Counter {
@@ -24,7 +26,7 @@ func newInvalid() prometheus.Counter {
 type gauges struct{ a *Agent }
 
 func (*gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descBuild} {
+	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descBuild} {
 		ch <- d
 	}
 }
@@ -46,5 +48,10 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 		synced = 1
 	}
 	gauge(descSynced, synced)
+	held, unread := g.a.store.Routes().Counts()
+	for kind, n := range held {
+		gauge(descGateway, float64(n), kind)
+		gauge(descUnread, float64(unread[kind]), kind)
+	}
 	gauge(descBuild, 1, g.a.config.Version)
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,6 +77,9 @@ type OwnerView struct {
 	Services  []string `json:"services"`
 	Pods      []string `json:"pods"`
 	Reason    string   `json:"reason"`
+	// Presumed is there only where pods are presumed to serve something: Services
+	// and Origin are of what is known.
+	Presumed []PresumedView `json:"presumed,omitempty"`
 	// Variants is there only where pods of the owner serve different things.
 	Variants []VariantView `json:"variants,omitempty"`
 	// Added and Dropped are the services that the owner serves and the previous
@@ -84,6 +88,13 @@ type OwnerView struct {
 	Added    []string `json:"added"`
 	Dropped  []string `json:"dropped"`
 	Previous string   `json:"previous"`
+}
+
+// PresumedView says which services pods of an owner are presumed to serve, since
+// another owner, by its key, does or did.
+type PresumedView struct {
+	From     string   `json:"from"`
+	Services []string `json:"services"`
 }
 
 // VariantView says what some pods of an owner serve where it differs from the
@@ -116,6 +127,7 @@ func viewOwner(o *nodecache.Owner, node string) OwnerView {
 	for _, m := range o.Pods {
 		v.Pods = append(v.Pods, m.String())
 	}
+	v.Presumed = viewPresumed(o)
 	if o.Info != nil {
 		v.Variants = viewVariants(o)
 	}
@@ -126,6 +138,20 @@ func viewOwner(o *nodecache.Owner, node string) OwnerView {
 		v.Reason += fmt.Sprintf("; next try in %s", max(0, time.Until(o.NextTry)).Round(time.Second))
 	}
 	return v
+}
+
+func viewPresumed(o *nodecache.Owner) []PresumedView {
+	var views []PresumedView
+	for _, p := range o.Presumed {
+		from := p.From.String()
+		i := slices.IndexFunc(views, func(v PresumedView) bool { return v.From == from })
+		if i < 0 {
+			i = len(views)
+			views = append(views, PresumedView{From: from})
+		}
+		views[i].Services = append(views[i].Services, p.Service)
+	}
+	return views
 }
 
 func viewVariants(o *nodecache.Owner) []VariantView {

@@ -82,6 +82,8 @@ type Saved struct {
 type savedOwner struct {
 	Name     string
 	Workload Workload
+	Created  time.Time  `json:",omitzero"`
+	Oldest   time.Time  `json:",omitzero"`
 	Export   string     `json:",omitempty"`
 	Info     Info       // without Files
 	Files    [][][]byte // of each port, in the order of Info.All: the hashes of its files
@@ -177,7 +179,7 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	if err != nil {
 		return SavedInfo{}, err
 	}
-	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Export: v.Export, Info: &v.Info}
+	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Created: v.Created, Oldest: v.Oldest, Export: v.Export, Info: &v.Info}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)
 	}

@@ -95,7 +95,7 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Export: s.Export, Info: s.Info.ownPorts()}
+		v := savedOwner{Name: s.Name, Workload: s.Workload, Created: s.Created, Oldest: s.Oldest, Export: s.Export, Info: s.Info.ownPorts()}
 		for p := range v.Info.All() {
 			var sums [][]byte
 			for _, f := range p.Files {

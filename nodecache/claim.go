@@ -28,7 +28,7 @@ func (d *Directory) claimAddr(p *Pod, a netip.Addr) {
 	case compareClaims(p, q) < 0:
 		d.claims[a] = p
 		d.rivals[a] = append(d.rivals[a], q)
-		d.changed(q.Owner)
+		d.changedPod(q)
 	case !slices.Contains(d.rivals[a], p):
 		d.rivals[a] = append(d.rivals[a], p)
 	}
@@ -55,7 +55,7 @@ func (d *Directory) disclaimAddr(p *Pod, a netip.Addr) {
 		}
 		p = slices.MinFunc(rivals, compareClaims)
 		d.claims[a] = p
-		d.changed(p.Owner)
+		d.changedPod(p)
 	}
 	i := slices.Index(rivals, p)
 	if i < 0 {

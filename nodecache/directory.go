@@ -31,10 +31,11 @@ type Directory struct {
 	claims     map[netip.Addr]*Pod   // to whom an address belongs
 	rivals     map[netip.Addr][]*Pod // who else claims it; mostly nobody
 	infos      map[OwnerKey]*learned
-	routes     map[string]*Route
-	routesOf   map[OwnerKey]map[string]struct{}
+	workloads  map[Workload][]OwnerKey // that have pods, or of which something is known
+	routes     routes
 	fronts     fronts
 	subs       map[*Subscription]struct{}
+	frontSubs  map[*Subscription]struct{} // those of subs that hear of Services
 
 	infoChanges uint64 // counts changes of infos
 }
@@ -42,8 +43,10 @@ type Directory struct {
 // record is an owner that has pods.
 type record struct {
 	generation uint64
-	created    time.Time
-	pods       []*Pod // sorted by comparePods
+	workload   Workload
+	created    time.Time // of the oldest pod seen in this generation
+	oldest     time.Time // of the oldest pod seen in any
+	pods       []*Pod    // sorted by comparePods
 	stored     Knowledge
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
@@ -59,6 +62,8 @@ type learned struct {
 	// Set while the owner has no pods.
 	name     string
 	workload Workload
+	created  time.Time
+	oldest   time.Time
 	last     *Info // info, with what the last pod declared
 	behind   []*Standing
 	export   string
@@ -68,16 +73,17 @@ type learned struct {
 // New returns an empty directory.
 func New(o Options) *Directory {
 	return &Directory{
-		keep:     cmp.Or(o.Keep, 10*time.Minute),
-		owners:   map[OwnerKey]*record{},
-		pods:     map[string]*Pod{},
-		claims:   map[netip.Addr]*Pod{},
-		rivals:   map[netip.Addr][]*Pod{},
-		infos:    map[OwnerKey]*learned{},
-		routes:   map[string]*Route{},
-		routesOf: map[OwnerKey]map[string]struct{}{},
-		fronts:   newFronts(),
-		subs:     map[*Subscription]struct{}{},
+		keep:      cmp.Or(o.Keep, 10*time.Minute),
+		owners:    map[OwnerKey]*record{},
+		pods:      map[string]*Pod{},
+		claims:    map[netip.Addr]*Pod{},
+		rivals:    map[netip.Addr][]*Pod{},
+		infos:     map[OwnerKey]*learned{},
+		workloads: map[Workload][]OwnerKey{},
+		routes:    newRoutes(),
+		fronts:    newFronts(),
+		subs:      map[*Subscription]struct{}{},
+		frontSubs: map[*Subscription]struct{}{},
 	}
 }
 
@@ -123,29 +129,28 @@ func (d *Directory) RemovePod(uid string) {
 func (d *Directory) upsertPod(p *Pod) Reservation {
 	rec := d.owners[p.Owner]
 	if rec == nil {
-		rec = d.reserve(p.Owner)
+		rec = d.reserve(p.Owner, p.Workload)
 	}
 	d.join(rec, p)
 	d.removePod(p.UID, rec)
 	rec.insert(p)
 	d.pods[p.UID] = p
 	d.states[p.State]++
-	if !p.Created.IsZero() && (rec.created.IsZero() || p.Created.Before(rec.created)) {
-		rec.created = p.Created
-	}
+	rec.created, rec.oldest = earlier(rec.created, p.Created), earlier(rec.oldest, p.Created)
 	d.claim(p)
-	d.changed(p.Owner)
+	d.changedPod(p)
 	return Reservation{Key: p.Owner, Generation: rec.generation}
 }
 
 // reserve needs mu. It begins a generation of an owner that has no record;
 // what is still known of the owner is its knowledge again.
-func (d *Directory) reserve(key OwnerKey) *record {
+func (d *Directory) reserve(key OwnerKey, w Workload) *record {
 	d.generation++
-	rec := &record{generation: d.generation}
+	rec := &record{generation: d.generation, workload: w}
 	d.owners[key] = rec
 	if l := d.infos[key]; l != nil {
-		rec.behind = l.behind
+		d.dismiss(l.workload, key)
+		rec.behind, rec.oldest = l.behind, l.oldest
 		if l.info == nil { // declared only: the new pod has its own word
 			delete(d.infos, key)
 		} else {
@@ -154,6 +159,10 @@ func (d *Directory) reserve(key OwnerKey) *record {
 			rec.stored = knowledgeOf(l.info)
 		}
 	}
+	if len(d.workloads[w]) > 0 {
+		d.infoChanges++ // what was learned of another may be needed for longer
+	}
+	d.enroll(w, key)
 	return rec
 }
 
@@ -168,31 +177,45 @@ func (d *Directory) removePod(uid string, keep *record) {
 	d.states[p.State]--
 	d.disclaim(p)
 	rec := d.owners[p.Owner]
-	rec.remove(p)
-	if len(rec.pods) == 0 && rec != keep {
-		delete(d.owners, p.Owner)
-		d.retain(p, rec.behind)
+	ends := len(rec.pods) == 1 && rec != keep
+	if ends {
+		d.renew(p.Owner, rec)
 	}
-	d.changed(p.Owner)
+	rec.remove(p)
+	if ends {
+		delete(d.owners, p.Owner)
+		d.retain(p, rec)
+		d.tellMates(rec.workload, p.Owner)
+	}
+	d.changedPod(p)
 }
 
 // retain needs mu. It starts the time for which what was learned of an owner
 // outlives p, its last pod, and with it where the owner stood.
-func (d *Directory) retain(p *Pod, behind []*Standing) {
+func (d *Directory) retain(p *Pod, rec *record) {
 	var info *Info
 	if l := d.infos[p.Owner]; l != nil {
 		info = l.info
 	}
 	last := withDeclared(info, p.Declared)
 	if last == nil {
-		d.forget(p.Owner, behind)
+		d.forget(p.Owner, rec.behind)
+		d.dismiss(rec.workload, p.Owner)
 		return
 	}
 	d.infoChanges++
 	d.infos[p.Owner] = &learned{
-		info: info, name: p.OwnerName, workload: p.Workload,
-		last: last, behind: behind, export: p.Export, until: time.Now().Add(d.keep),
+		info: info, name: p.OwnerName, workload: rec.workload, created: rec.created, oldest: rec.oldest,
+		last: last, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
+}
+
+// earlier returns the earlier of two times, of which a zero one is unknown.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 func (r *record) insert(p *Pod) {
@@ -203,13 +226,6 @@ func (r *record) insert(p *Pod) {
 func (r *record) remove(p *Pod) {
 	if i, ok := slices.BinarySearchFunc(r.pods, p, comparePods); ok {
 		r.pods = slices.Delete(r.pods, i, i+1)
-	}
-}
-
-// changed needs mu.
-func (d *Directory) changed(key OwnerKey) {
-	for s := range d.subs {
-		s.add(key)
 	}
 }
 
@@ -227,7 +243,7 @@ func (d *Directory) Begin(key OwnerKey) (Reservation, error) {
 		return Reservation{}, ErrBusy
 	}
 	rec.before, rec.stored, rec.again = rec.stored, Collecting, false
-	d.changed(key)
+	d.changedKnowledge(key)
 	return Reservation{Key: key, Generation: rec.generation}, nil
 }
 
@@ -273,7 +289,7 @@ func (d *Directory) learn(key OwnerKey, rec *record, info *Info) {
 	rec.stored, rec.reason, rec.next = knowledgeOf(info), "", time.Time{}
 	rec.hung = false
 	d.reaskAll(key, rec)
-	d.changed(key)
+	d.changedKnowledge(key)
 }
 
 // Fail records that a collect failed, why, and when it is tried again. It
@@ -299,7 +315,7 @@ func (d *Directory) fail(r Reservation, reason string, next time.Time, hung bool
 	}
 	rec.stored, rec.reason, rec.next = Failed, reason, next
 	rec.hung = hung
-	d.changed(r.Key)
+	d.changedKnowledge(r.Key)
 	return nil
 }
 
@@ -313,7 +329,7 @@ func (d *Directory) Abandon(r Reservation) error {
 		return err
 	}
 	rec.stored = rec.before
-	d.changed(r.Key)
+	d.changedKnowledge(r.Key)
 	return nil
 }
 
@@ -327,19 +343,37 @@ func (d *Directory) reserved(r Reservation) (*record, error) {
 }
 
 // Expire forgets what was learned of owners whose last pod went longer than
-// Options.Keep before now, and returns of how many.
+// Options.Keep before now, and returns of how many. What decides what pods of
+// another owner are presumed to serve is not forgotten before they are gone as
+// long.
 func (d *Directory) Expire(now time.Time) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := 0
+	var due []OwnerKey
 	for key, l := range d.infos {
 		if !l.until.IsZero() && !now.Before(l.until) {
-			delete(d.infos, key)
-			d.infoChanges++
-			d.forget(key, l.behind)
-			d.changed(key)
-			n++
+			due = append(due, key)
 		}
+	}
+	// Whether one is needed may hang on whether another is there.
+	slices.SortFunc(due, func(a, b OwnerKey) int {
+		return cmp.Or(d.infos[a].until.Compare(d.infos[b].until), a.compare(b))
+	})
+	n := 0
+	for _, key := range due {
+		l := d.infos[key]
+		if d.leaned(key, l.workload) {
+			continue
+		}
+		delete(d.infos, key)
+		d.dismiss(l.workload, key)
+		d.infoChanges++
+		d.forget(key, l.behind)
+		d.changed(key)
+		for _, st := range l.behind {
+			d.changedFront(st.Key())
+		}
+		n++
 	}
 	return n
 }

@@ -19,12 +19,19 @@
 // lands only in the generation it was made for; else it gets [ErrStale].
 //
 // What was learned outlives the pods. [Info] stands in a table by owner key,
-// routes in a table by route UID; an owner's view joins them. A pod that flaps
+// which an owner's view joins. A pod that flaps
 // or a workload that scales to zero and back therefore costs no second
 // collect, and its services keep their cluster meanwhile.
 //
 // What was learned outlives the process, too: a [Checkpoint] keeps what
 // [Directory.Snapshot] returns, and [Directory.Restore] makes it known again.
+//
+// # Revisions
+//
+// Owners of one [Workload] are its revisions. What a later one's pods have not
+// said is presumed from the one before, as [Presumption] tells: it is part of
+// the view, never of what is known of the owner. What decides it outlives its
+// own pods as long as others need it.
 //
 // # Services
 //
@@ -34,6 +41,16 @@
 // leads and those that it hints at. Where an owner stood last outlives its pods
 // as what was learned of it does.
 //
+// # Routes
+//
+// A [Route] stands in a table by its UID, found by the Services that it names
+// as parents and backends, which need not be there. What leads to an owner is
+// not kept with it: its view has the matches of the rules that send calls to
+// the Services behind which it stands, so that a route, a Service, a slice and a
+// pod may come and go in any order. A GRPCRoute says of its backends' ports that
+// they speak gRPC.
+//
 // Subscribers are told which owners changed, at least once for every change
-// and coalesced by owner, and read the current view themselves.
+// and coalesced by owner, and read the current view themselves; those that ask
+// for it hear of Services in the same way.
 package nodecache

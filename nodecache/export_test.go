@@ -13,7 +13,8 @@ func (d *Directory) Sizes() map[string]int {
 	defer d.mu.RUnlock()
 	sizes := map[string]int{
 		"owners": len(d.owners), "pods": len(d.pods), "claims": len(d.claims), "rivals": len(d.rivals),
-		"infos": len(d.infos), "routes": len(d.routes), "routesOf": len(d.routesOf), "subs": len(d.subs),
+		"infos": len(d.infos), "routes": len(d.routes.byUID), "routesOf": len(d.routes.of), "routesTo": len(d.routes.to),
+		"subs": len(d.subs), "frontSubs": len(d.frontSubs), "workloads": len(d.workloads),
 		"fronts": len(d.fronts.byName), "slices": len(d.fronts.slices), "behind": len(d.fronts.behind), "rememberers": len(d.fronts.rememberers),
 	}
 	for s, n := range d.states {

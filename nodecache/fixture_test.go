@@ -55,11 +55,20 @@ func onHost(p *nodecache.Pod) { p.HostNetwork = true }
 
 // serves returns the info of one port with the services.
 func serves(services ...string) *nodecache.Info {
-	port := nodecache.PortInfo{Port: 50051, State: nodecache.PortServes}
+	return ports(heard(50051, nodecache.PortServes, services...))
+}
+
+func ports(ps ...nodecache.PortInfo) *nodecache.Info {
+	return &nodecache.Info{Ports: ps, Origin: nodecache.OriginSelf}
+}
+
+// heard is what a port said.
+func heard(port uint16, s nodecache.PortState, services ...string) nodecache.PortInfo {
+	p := nodecache.PortInfo{Port: port, State: s}
 	for _, name := range services {
-		port.Services = append(port.Services, nodecache.Service{Name: name})
+		p.Services = append(p.Services, nodecache.Service{Name: name})
 	}
-	return &nodecache.Info{Ports: []nodecache.PortInfo{port}, Origin: nodecache.OriginSelf}
+	return p
 }
 
 // uids returns the UIDs of the owner's pods, sorted; a nil owner has none.

@@ -150,18 +150,19 @@ func GRPCPortName(name string) bool { return name == "grpc" || strings.HasPrefix
 // (KEP-3726 for the prefixed name).
 func grpcProtocol(name string) bool { return name == "grpc" || name == "kubernetes.io/h2c" }
 
-// stand returns how the pods of the slice stand behind the Service; nil if
-// there is none.
-func stand(f *Front, s *Slice) *Standing {
-	if f == nil {
-		return nil
-	}
+// stand returns how the pods of the slice stand behind the Service. Of the
+// grpc ports of the Service a GRPCRoute says that they speak gRPC.
+func stand(f *Front, s *Slice, grpc []uint16) *Standing {
 	st := &Standing{Front: f, AnyPort: s.AnyPort}
 	for _, p := range s.Ports {
 		st.Ports = append(st.Ports, p.Port)
-		protocol := p.AppProtocol
+		protocol, routed := p.AppProtocol, false
 		for _, fp := range f.Ports {
-			if protocol == "" && fp.Name == p.Name {
+			if fp.Name != p.Name {
+				continue
+			}
+			routed = slices.Contains(grpc, fp.Port)
+			if protocol == "" {
 				protocol = fp.AppProtocol
 			}
 		}
@@ -171,6 +172,8 @@ func stand(f *Front, s *Slice) *Standing {
 			why = "appProtocol of Service " + f.Name
 		case GRPCPortName(p.Name):
 			why = "port name of Service " + f.Name
+		case routed:
+			why = "GRPCRoute to Service " + f.Name
 		default:
 			continue
 		}

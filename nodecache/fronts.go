@@ -73,6 +73,7 @@ func (d *Directory) setFront(name Name, f *Front) {
 	for key := range keys {
 		d.changed(key)
 	}
+	d.changedFront(name)
 }
 
 // UpsertSlice makes the directory hold the slice as given, in place of what it
@@ -101,6 +102,7 @@ func (d *Directory) UpsertSlice(s *Slice) {
 	for key := range d.settle(moved) {
 		d.changed(key)
 	}
+	d.changedFront(name)
 }
 
 // RemoveSlice removes the slice of the name, if its UID is one of uids; with
@@ -127,6 +129,7 @@ func (d *Directory) unhook(rec *sliceRecord, moved moves) {
 	front.slices = slices.DeleteFunc(front.slices, func(r *sliceRecord) bool { return r == rec })
 	d.fronts.prune(name, front)
 	delete(d.fronts.slices, rec.slice.Key())
+	d.changedFront(name)
 }
 
 // moves holds how pods stood, by UID, before a change.
@@ -136,7 +139,10 @@ type moves map[string][]*Standing
 // the Service, nil for none.
 func (d *Directory) relink(rec *sliceRecord, s *Slice, f *Front, moved moves) {
 	old, was := rec.slice, rec.standing
-	st := stand(f, s)
+	var st *Standing
+	if f != nil {
+		st = stand(f, s, d.routes.grpcPorts(f.Key()))
+	}
 	if st.equal(was) {
 		st = was // what pods share stays theirs
 	}
@@ -228,6 +234,7 @@ func (d *Directory) reask(key OwnerKey, rec *record, m Member, before []uint16) 
 			rec.again = true
 		} else {
 			rec.stored = Unknown
+			d.changedKnowledge(key)
 		}
 		return
 	}

@@ -24,7 +24,13 @@ var (
 		netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::1"),
 	}
 	worldRoutes = []string{"r0", "r1", "r2"}
-	worldInfos  = []*nodecache.Info{serves("pkg.A"), serves("pkg.A", "pkg.B"), serves()}
+	worldInfos  = []*nodecache.Info{
+		serves("pkg.A"), serves("pkg.A", "pkg.B"), serves(),
+		ports(heard(50051, nodecache.PortDenied), heard(50052, nodecache.PortServes, "pkg.A")),
+		ports(heard(50051, nodecache.PortNotGRPC), heard(50052, nodecache.PortDenied)),
+		ports(heard(50051, nodecache.PortDenied)),
+	}
+	worldServices = []string{"pkg.A", "pkg.B", "pkg.D"}
 )
 
 func pick[T any](c choice, from []T) T { return from[c(len(from))] }
@@ -36,7 +42,7 @@ func randomPod(c choice) nodecache.Pod {
 	if m := c(4); m > 0 {
 		created(m)(&p)
 	}
-	switch c(8) {
+	switch c(12) {
 	case 0:
 		p.HostNetwork = true
 	case 1:
@@ -47,16 +53,21 @@ func randomPod(c choice) nodecache.Pod {
 		p.Hints = nil
 	case 4:
 		p.More = []netip.Addr{pick(c, worldAddrs)}
+	case 5:
+		p.Hints = []nodecache.Hint{{Port: 50052, Why: "port name"}}
+	case 6:
+		p.Hints = append(p.Hints, nodecache.Hint{Port: 50052, Why: "port name"})
 	}
 	return p
 }
 
 func randomRoute(c choice) nodecache.Route {
 	r := route(pick(c, worldRoutes), int64(c(3)))
-	for i := range c(3) {
-		r.Entries = append(r.Entries, nodecache.RouteEntry{
-			Match: i, Owner: pick(c, worldOwners), Path: fmt.Sprint("/", c(2)),
-		})
+	for range c(3) {
+		lead(r, pick(c, []string{"s0", "s1", "s2"}))
+		if c(3) == 0 {
+			r.Rules[0].Backends[0].Weight = 0
+		}
 	}
 	return *r
 }
@@ -83,6 +94,8 @@ func runHistory(t *testing.T, c choice, steps int) {
 		heard: map[nodecache.OwnerKey]*nodecache.Owner{},
 		held:  []nodecache.Reservation{{}},
 	}
+	h.m.serve(d, "s0", "u0", "u1")
+	h.m.serve(d, "s1", "u1", "u2", "u3")
 	for range steps {
 		h.step()
 		if h.compare(); t.Failed() {
@@ -227,6 +240,10 @@ func (h *history) end() {
 		h.d.RemoveRoute(uid)
 	}
 	h.d.Expire(time.Now().Add(time.Hour))
+	for _, name := range []string{"s0", "s1"} {
+		h.d.RemoveSlice(named(name + "-1"))
+		h.d.RemoveFront(named(name))
+	}
 	h.sub.Close()
 	if left := h.d.Sizes(); len(left) > 0 {
 		h.t.Errorf("left behind %v", left)

@@ -64,7 +64,8 @@ func TestKnowledgeFollowsFromCollectAndPods(t *testing.T) {
 
 func TestBeginOfOwnerWithoutPodsIsStale(t *testing.T) {
 	d := nodecache.New(nodecache.Options{})
-	must(t, d.UpsertRoute(route("r", 1, key)))
+	must(t, d.Commit(d.UpsertPod(pod("a", "192.0.2.1")), serves("pkg.A")))
+	d.RemovePod("a")
 	if _, err := d.Begin(key); !errors.Is(err, nodecache.ErrStale) {
 		t.Errorf("got %v, want ErrStale", err)
 	}

@@ -101,6 +101,11 @@ func (m Member) port(service string, answered []uint16) (uint16, bool) {
 			ports = slices.DeleteFunc(slices.Clone(answered), m.declares)
 		}
 	}
+	return m.choose(ports)
+}
+
+// choose returns that of several ports to which calls go.
+func (m Member) choose(ports []uint16) (uint16, bool) {
 	switch len(ports) {
 	case 0:
 		return 0, false

@@ -20,16 +20,20 @@ type model struct {
 	lives       map[nodecache.OwnerKey]*life
 	memories    map[nodecache.OwnerKey]*memory
 	routes      []nodecache.Route
+	fronts      map[string][]string // the Services in front of a pod, by its UID
 }
 
 // life is what holds for an owner while it has pods.
 type life struct {
 	generation uint64
 	oldest     time.Time
+	ever       time.Time // the same over all its lives
 	collecting bool
+	again      bool                // while collecting, a port came up
 	outcome    nodecache.Knowledge // of the last collect
 	reason     string
 	next       time.Time
+	stood      []string // the Services in front of the pod that came last
 }
 
 // memory is what was learned of an owner.
@@ -37,6 +41,10 @@ type memory struct {
 	info     *nodecache.Info
 	ends     time.Time // zero while the owner lives
 	services []string  // of the owner when it ended
+	// Of the owner when it ended.
+	oldest, ever time.Time
+	last         nodecache.Pod
+	stood        []string
 }
 
 func newModel(keep time.Duration) *model {
@@ -44,7 +52,76 @@ func newModel(keep time.Duration) *model {
 		keep:     keep,
 		lives:    map[nodecache.OwnerKey]*life{},
 		memories: map[nodecache.OwnerKey]*memory{},
+		fronts:   map[string][]string{},
 	}
+}
+
+// join is what follows from where a new pod of a living owner stands.
+func (m *model) join(l *life, p nodecache.Pod) {
+	if len(m.fronts[p.UID]) == 0 {
+		return
+	}
+	l.stood = m.fronts[p.UID]
+	var before []uint16
+	if i := m.find(p.UID); i >= 0 && m.pods[i].Owner == p.Owner {
+		before = nodecache.Member{Pod: &m.pods[i]}.DialPorts()
+	} else if others := m.of(p.Owner); len(others) > 0 {
+		before = nodecache.Member{Pod: &others[0]}.DialPorts()
+	}
+	m.reask(l, p, before)
+}
+
+// reask opens the knowledge of an owner again of which a pod behind a Service
+// has a port that nobody asked about.
+func (m *model) reask(l *life, p nodecache.Pod, before []uint16) {
+	var asked []nodecache.PortInfo
+	if mem := m.memories[p.Owner]; mem != nil && mem.info != nil {
+		asked = mem.info.Ports
+	}
+	for _, port := range (nodecache.Member{Pod: &p}).DialPorts() {
+		if len(m.fronts[p.UID]) == 0 || slices.Contains(before, port) ||
+			slices.ContainsFunc(asked, func(a nodecache.PortInfo) bool { return a.Port == port }) {
+			continue
+		}
+		if l.collecting {
+			l.again = true
+		} else {
+			l.outcome = nodecache.Unknown
+		}
+	}
+}
+
+// serve puts a Service in front of pods, for the whole of a history.
+func (m *model) serve(d *nodecache.Directory, service string, pods ...string) {
+	serve(d, service, pods...)
+	for _, uid := range pods {
+		m.fronts[uid] = append(m.fronts[uid], service)
+	}
+}
+
+// entries returns what routes lead to an owner.
+func (m *model) entries(key nodecache.OwnerKey) []nodecache.RouteEntry {
+	var stands []string
+	for _, p := range m.of(key) {
+		stands = append(stands, m.fronts[p.UID]...)
+	}
+	if l, mem := m.lives[key], m.memories[key]; len(stands) == 0 && l != nil {
+		stands = l.stood
+	} else if len(stands) == 0 && mem != nil {
+		stands = mem.stood
+	}
+	var es []nodecache.RouteEntry
+	for _, r := range m.routes {
+		for i, rule := range r.Rules {
+			if b := rule.Backends[0]; b.Weight > 0 && slices.Contains(stands, b.Service.Name) {
+				es = append(es, nodecache.RouteEntry{Route: r.UID, Rule: i, Path: rule.Matches[0].Path})
+			}
+		}
+	}
+	slices.SortFunc(es, func(a, b nodecache.RouteEntry) int {
+		return cmp.Or(strings.Compare(a.Route, b.Route), cmp.Compare(a.Rule, b.Rule))
+	})
+	return es
 }
 
 func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodecache.Reservation {
@@ -57,11 +134,8 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 		m.remove(p.UID, now)
 		return nodecache.Reservation{}
 	}
-	if i := m.find(p.UID); i >= 0 && m.pods[i].Owner == p.Owner {
-		m.pods[i] = p
-	} else {
+	if i := m.find(p.UID); i >= 0 && m.pods[i].Owner != p.Owner {
 		m.remove(p.UID, now)
-		m.pods = append(m.pods, p)
 	}
 	l := m.lives[p.Owner]
 	if l == nil {
@@ -69,7 +143,7 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 		l = &life{generation: m.generations}
 		m.lives[p.Owner] = l
 		if mem := m.memories[p.Owner]; mem != nil {
-			mem.ends = time.Time{}
+			mem.ends, l.ever, l.stood = time.Time{}, mem.ever, mem.stood
 			if mem.info == nil {
 				delete(m.memories, p.Owner)
 			} else if l.outcome = nodecache.None; len(servicesIn(mem.info)) > 0 {
@@ -77,8 +151,19 @@ func (m *model) upsert(p nodecache.Pod, now time.Time, replaces ...string) nodec
 			}
 		}
 	}
-	if !p.Created.IsZero() && (l.oldest.IsZero() || p.Created.Before(l.oldest)) {
-		l.oldest = p.Created
+	i := m.find(p.UID)
+	if i < 0 || !m.pods[i].Equal(&p) {
+		m.join(l, p)
+	}
+	if i >= 0 {
+		m.pods[i] = p
+	} else {
+		m.pods = append(m.pods, p)
+	}
+	for _, at := range []*time.Time{&l.oldest, &l.ever} {
+		if !p.Created.IsZero() && (at.IsZero() || p.Created.Before(*at)) {
+			*at = p.Created
+		}
 	}
 	return nodecache.Reservation{Key: p.Owner, Generation: l.generation}
 }
@@ -104,10 +189,18 @@ func (m *model) remove(uid string, now time.Time) {
 		return
 	}
 	p := m.pods[i]
+	if len(m.of(p.Owner)) == 1 {
+		for key, mem := range m.memories {
+			if !mem.ends.IsZero() && m.decides(key, p.Owner) {
+				mem.ends = now.Add(m.keep)
+			}
+		}
+	}
 	m.pods = slices.Delete(m.pods, i, i+1)
 	if len(m.of(p.Owner)) > 0 {
 		return
 	}
+	ended := m.lives[p.Owner]
 	delete(m.lives, p.Owner)
 	mem := m.memories[p.Owner]
 	if mem == nil && len(p.Declared) > 0 {
@@ -115,7 +208,8 @@ func (m *model) remove(uid string, now time.Time) {
 		m.memories[p.Owner] = mem
 	}
 	if mem != nil {
-		mem.ends = now.Add(m.keep)
+		mem.ends, mem.stood = now.Add(m.keep), ended.stood
+		mem.oldest, mem.ever, mem.last = ended.oldest, ended.ever, p
 		mem.services = nil
 		if mem.info != nil {
 			for _, port := range mem.info.Ports {
@@ -141,11 +235,17 @@ func (m *model) commit(r nodecache.Reservation, info *nodecache.Info) {
 		return
 	}
 	l := m.lives[r.Key]
-	*l = life{generation: l.generation, oldest: l.oldest, outcome: nodecache.None}
+	again := l.again
+	*l = life{generation: l.generation, oldest: l.oldest, ever: l.ever, outcome: nodecache.None, stood: l.stood}
 	if len(servicesIn(info)) > 0 {
 		l.outcome = nodecache.Known
 	}
 	m.memories[r.Key] = &memory{info: info}
+	for _, p := range m.of(r.Key) {
+		if again {
+			m.reask(l, p, nil)
+		}
+	}
 }
 
 func (m *model) fail(r nodecache.Reservation, reason string, next time.Time) {
@@ -173,14 +273,21 @@ func (m *model) begin(key nodecache.OwnerKey) (nodecache.Reservation, error) {
 	if l.collecting {
 		return nodecache.Reservation{}, nodecache.ErrBusy
 	}
-	l.collecting = true
+	l.collecting, l.again = true, false
 	return nodecache.Reservation{Key: key, Generation: l.generation}, nil
 }
 
 func (m *model) expire(now time.Time) int {
+	var due []nodecache.OwnerKey
+	for _, key := range worldOwners {
+		if mem := m.memories[key]; mem != nil && !mem.ends.IsZero() && mem.ends.Compare(now) <= 0 {
+			due = append(due, key)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b nodecache.OwnerKey) int { return m.memories[a].ends.Compare(m.memories[b].ends) })
 	n := 0
-	for key, mem := range m.memories {
-		if !mem.ends.IsZero() && mem.ends.Compare(now) <= 0 {
+	for _, key := range due {
+		if !slices.ContainsFunc(worldOwners, func(of nodecache.OwnerKey) bool { return m.decides(key, of) }) {
 			delete(m.memories, key)
 			n++
 		}
@@ -272,20 +379,8 @@ func (m *model) knowledge(key nodecache.OwnerKey) nodecache.Knowledge {
 
 // diff says how a view differs from the model; it is empty if it does not.
 func (m *model) diff(key nodecache.OwnerKey, o *nodecache.Owner) string {
-	l, mem, pods := m.lives[key], m.memories[key], m.of(key)
-	var entries []nodecache.RouteEntry
-	for _, r := range m.routes {
-		for _, e := range r.Entries {
-			if e.Owner == key {
-				e.Route = r.UID
-				entries = append(entries, e)
-			}
-		}
-	}
-	slices.SortFunc(entries, func(a, b nodecache.RouteEntry) int {
-		return cmp.Or(strings.Compare(a.Route, b.Route), cmp.Compare(a.Match, b.Match))
-	})
-	if l == nil && mem == nil && len(entries) == 0 {
+	l, mem, pods, entries := m.lives[key], m.memories[key], m.of(key), m.entries(key)
+	if l == nil && mem == nil {
 		if o != nil {
 			return fmt.Sprintf("is %+v, want none", o)
 		}
@@ -334,6 +429,10 @@ func (m *model) diff(key nodecache.OwnerKey, o *nodecache.Owner) string {
 		return fmt.Sprintf("generation %d, want %d", o.Generation, l.generation)
 	case o.Info != info:
 		return fmt.Sprintf("info %v, want %v", o.Info, info)
+	case !slices.Equal(presumedIn(o), m.presumed(key, nodecache.OwnerKey{})):
+		return fmt.Sprintf("presumed %v, want %v", presumedIn(o), m.presumed(key, nodecache.OwnerKey{}))
+	case !slices.Equal(listed(o), servicesOf(presumedIn(o))):
+		return fmt.Sprintf("lists %v as presumed, and its pods %v", listed(o), presumedIn(o))
 	case !o.Created.Equal(l.oldest):
 		return fmt.Sprintf("created %v, want %v", o.Created, l.oldest)
 	case o.Knowledge != nodecache.None && o.Reason != reason, !o.NextTry.Equal(next):

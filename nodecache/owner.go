@@ -1,8 +1,10 @@
 package nodecache
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -25,18 +27,22 @@ type Owner struct {
 	// Generation is 0 for an owner without pods.
 	Generation uint64
 	// Pods is sorted by namespace, name and UID. It is empty where only what
-	// was learned is left, or only a route names the owner.
+	// was learned is left.
 	Pods []Member
 	// Info is nil unless the owner was collected. Where there are no pods it
 	// also holds what the last of them declared.
 	Info *Info
+	// Presumed is what pods are presumed to serve beyond what is known of them,
+	// sorted by service.
+	Presumed []Presumption
 	// Behind says behind which Services the pods stand, the oldest first: one
 	// entry for each. Where no pod stands anywhere, it is where they stood.
 	Behind []*Standing
 	// Export holds what the pods say together of [Pod.Export], sorted; where
 	// there are none, what the last of them said. Nil where none says anything.
 	Export []string
-	// Routes is sorted by route UID, rule and match.
+	// Routes holds the matches that lead to the Services of Behind. It is
+	// sorted by route UID, rule and match.
 	Routes []RouteEntry
 }
 
@@ -44,6 +50,8 @@ type Owner struct {
 type Target struct {
 	Addr netip.AddrPort
 	Pod  *Pod
+	// Presumed says why where that is not known of the pod itself; else nil.
+	Presumed *Presumption
 }
 
 // Services returns the names of the services of the owner, sorted: those of
@@ -72,6 +80,52 @@ func (o *Owner) Services() []string {
 	return slices.Compact(names)
 }
 
+// Names returns the services to which calls may go, sorted: Services, and those
+// that pods are presumed to serve.
+func (o *Owner) Names() []string {
+	names := o.Services()
+	if len(o.Presumed) == 0 {
+		return names
+	}
+	for _, p := range o.Presumed {
+		names = append(names, p.Service)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Presumption returns that of the service, nil if there is none.
+func (o *Owner) Presumption(service string) *Presumption {
+	i, ok := slices.BinarySearchFunc(o.Presumed, service, func(p Presumption, name string) int { return strings.Compare(p.Service, name) })
+	if !ok {
+		return nil
+	}
+	return &o.Presumed[i]
+}
+
+// Programs yields every port that is known to serve something for the owner:
+// those of its info, then of the owners by which something is presumed.
+func (o *Owner) Programs() iter.Seq[*PortInfo] {
+	return func(yield func(*PortInfo) bool) {
+		var infos []*Info
+		if o.Info != nil {
+			infos = append(infos, o.Info)
+		}
+		for _, p := range o.Presumed {
+			if !slices.Contains(infos, p.Info) {
+				infos = append(infos, p.Info)
+			}
+		}
+		for _, info := range infos {
+			for p := range info.All() {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // uses tells whether a variant of the info is that of some pod; where there are
 // none, every one is.
 func (o *Owner) uses(variant int) bool {
@@ -80,15 +134,16 @@ func (o *Owner) uses(variant int) bool {
 
 // Targets returns where the service is served, in the order of Pods, each pod
 // once. A pod's own declaration goes before the owner's info, of which the part
-// counts that holds for the pod. Of several ports that serve it, one that the
-// pod's annotation names is taken, else one behind some Service, else the
-// lowest.
+// counts that holds for the pod; of a pod of which neither says it, it may be
+// presumed. Of several ports that serve it, one that the pod's annotation names
+// is taken, else one behind some Service, else the lowest.
 func (o *Owner) Targets(service string) []Target {
 	var ts []Target
 	var answered []uint16
 	if o.Info != nil {
 		answered = portsOf(o.Info.Ports, service)
 	}
+	presumed := o.Presumption(service)
 	for _, m := range o.Pods {
 		if m.Shadowed {
 			continue
@@ -99,12 +154,17 @@ func (o *Owner) Targets(service string) []Target {
 		}
 		if port, ok := m.port(service, answered); ok {
 			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
+		} else if presumed == nil {
+			continue
+		} else if port, ok := m.choose(m.open(presumed.Ports, o.Info)); ok {
+			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod, Presumed: presumed})
 		}
 	}
 	return ts
 }
 
-// Ports returns the ports on which the service answered or is declared, sorted.
+// Ports returns the ports on which the service answered, is declared or is
+// presumed, sorted.
 func (o *Owner) Ports(service string) []uint16 {
 	var ports []uint16
 	if o.Info != nil {
@@ -117,6 +177,11 @@ func (o *Owner) Ports(service string) []uint16 {
 			if d.has(service) {
 				ports = append(ports, d.Port)
 			}
+		}
+	}
+	if o.Presumption(service) != nil {
+		for _, t := range o.Targets(service) {
+			ports = append(ports, t.Addr.Port())
 		}
 	}
 	slices.Sort(ports)

@@ -20,6 +20,10 @@ type OwnerKey struct {
 // String is uid/revision.
 func (k OwnerKey) String() string { return k.UID + "/" + k.Revision }
 
+func (k OwnerKey) compare(o OwnerKey) int {
+	return cmp.Or(cmp.Compare(k.UID, o.UID), cmp.Compare(k.Revision, o.Revision))
+}
+
 // ParseOwnerKey reads what String wrote. The revision may be left out.
 func ParseOwnerKey(s string) (OwnerKey, error) {
 	uid, rev, _ := strings.Cut(s, "/")

@@ -9,7 +9,7 @@ import (
 )
 
 // Owner returns the view of an owner that has pods, or of which something is
-// still known, or that a route names; nil if there is none.
+// still known; nil if there is none.
 func (d *Directory) Owner(key OwnerKey) *Owner {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -53,6 +53,15 @@ func (d *Directory) Member(uid string) (Member, bool) {
 // member needs mu, for reading at least.
 func (d *Directory) member(p *Pod) Member {
 	return Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p, Behind: d.fronts.behind[p.UID]}
+}
+
+// members needs mu, for reading at least.
+func (d *Directory) members(rec *record) []Member {
+	ms := make([]Member, len(rec.pods))
+	for i, p := range rec.pods {
+		ms[i] = d.member(p)
+	}
+	return ms
 }
 
 // Pod returns the pod with the UID, nil if it is not in the directory.
@@ -100,7 +109,7 @@ func (d *Directory) Counts() Counts {
 			c.Retained++
 		}
 	}
-	c.Routes, c.Slices = len(d.routes), len(d.fronts.slices)
+	c.Routes, c.Slices = len(d.routes.byUID), len(d.fronts.slices)
 	for _, rec := range d.fronts.byName {
 		if rec.front != nil {
 			c.Fronts++
@@ -136,11 +145,11 @@ func (d *Directory) info(key OwnerKey) *Info {
 
 // view needs mu, for reading at least.
 func (d *Directory) view(key OwnerKey) *Owner {
-	rec, l, routes := d.owners[key], d.infos[key], d.routeEntries(key)
-	if rec == nil && l == nil && routes == nil {
+	rec, l := d.owners[key], d.infos[key]
+	if rec == nil && l == nil {
 		return nil
 	}
-	o := &Owner{Key: key, Routes: routes}
+	o := &Owner{Key: key}
 	switch {
 	case rec != nil:
 		d.fill(o, rec)
@@ -149,18 +158,19 @@ func (d *Directory) view(key OwnerKey) *Owner {
 		o.Behind, o.Export = d.fronts.recall(l.behind), exportList(l.export)
 		o.setKnowledge(knowledgeOf(l.last))
 	}
+	o.Routes = d.routes.entries(o.Behind)
 	return o
 }
 
 // fill needs mu, for reading at least.
 func (d *Directory) fill(o *Owner, rec *record) {
 	o.Created, o.Generation, o.Info = rec.created, rec.generation, d.info(o.Key)
-	o.Name, o.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
-	o.Pods = make([]Member, len(rec.pods))
+	o.Name, o.Workload = rec.pods[0].OwnerName, rec.workload
+	o.Pods = d.members(rec)
+	o.Presumed = d.presumed(o.Key, rec, o.Pods, OwnerKey{})
 	var behind []*Standing
-	for i, p := range rec.pods {
-		o.Pods[i] = d.member(p)
-		for _, st := range o.Pods[i].Behind {
+	for _, m := range o.Pods {
+		for _, st := range m.Behind {
 			if !slices.Contains(behind, st) {
 				behind = append(behind, st)
 			}
@@ -205,9 +215,6 @@ func (d *Directory) keysLocked() []OwnerKey {
 		set[key] = struct{}{}
 	}
 	for key := range d.infos {
-		set[key] = struct{}{}
-	}
-	for key := range d.routesOf {
 		set[key] = struct{}{}
 	}
 	keys := make([]OwnerKey, 0, len(set))

@@ -119,18 +119,23 @@ func TestDeclarationAloneOutlivesLastPodButNotTheNext(t *testing.T) {
 
 func TestNothingIsLeftBehind(t *testing.T) {
 	d := nodecache.New(nodecache.Options{})
-	s := d.Subscribe()
+	s := d.SubscribeFronts()
 	for i := range 100 {
 		k := ownerKey(addr(i / 3))
 		r := d.UpsertPod(pod(addr(i), addr(i%50), owned(k), created(i%60)))
 		if i%2 == 0 {
 			must(t, d.Commit(r, serves("pkg.A")))
 		}
-		must(t, d.UpsertRoute(route(addr(i), 1, k, key)))
+		serve(d, addr(i/3), addr(i/3*3), addr(i/3*3+1), addr(i/3*3+2))
+		must(t, d.UpsertRoute(route(addr(i), 1, addr(i/3), "nowhere")))
 	}
 	for i := range 100 {
 		d.RemovePod(addr(i))
 		d.RemoveRoute(addr(i))
+	}
+	for i := range 34 {
+		d.RemoveSlice(named(addr(i) + "-1"))
+		d.RemoveFront(named(addr(i)))
 	}
 	s.Close()
 	if n := d.Expire(time.Now().Add(time.Hour)); n != 33 { // the last pod stood alone and was not collected

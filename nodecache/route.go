@@ -1,7 +1,7 @@
 package nodecache
 
 import (
-	"cmp"
+	"reflect"
 	"slices"
 	"time"
 )
@@ -20,93 +20,75 @@ type Route struct {
 	// its own names (GEP-1294).
 	Hostnames []string
 	Rules     []RouteRule
-	Entries   []RouteEntry
 }
 
-// RouteEntry is one match of a route that leads to an owner.
-type RouteEntry struct {
-	Route string // UID of the route; set by the directory
-	Rule  int    // index of the rule in the route
-	Match int    // index of the match in the rule
-	Owner OwnerKey
-	Verb  string // HTTP method; empty for any
-	Path  string
+// Key is the name of the route, within its kind.
+func (r *Route) Key() Name { return Name{r.Namespace, r.Name} }
+
+// Equal tells whether two routes are the same in every field.
+func (r *Route) Equal(s *Route) bool {
+	if !r.Created.Equal(s.Created) {
+		return false
+	}
+	a, b := *r, *s
+	a.Created, b.Created = time.Time{}, time.Time{}
+	return reflect.DeepEqual(&a, &b)
 }
 
-// UpsertRoute puts the route in place of what the directory held under its
-// UID, and touches no other route. An owner that is not there yet needs no
-// record of its own: it is visible by its routes. It returns [ErrOldRoute] if
-// a newer generation is held. Nobody is told of a route whose entries are held
-// already.
-func (d *Directory) UpsertRoute(r *Route) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	old := d.routes[r.UID]
-	if old != nil && old.Generation > r.Generation {
-		return ErrOldRoute
-	}
-	if old != nil && old.equal(r) {
-		d.routes[r.UID] = r
-		return nil
-	}
-	d.unlinkRoute(old)
-	d.routes[r.UID] = r
-	for _, e := range r.Entries {
-		set := d.routesOf[e.Owner]
-		if set == nil {
-			set = map[string]struct{}{}
-			d.routesOf[e.Owner] = set
+// parents returns the names of the Services that the route is attached to,
+// each once.
+func (r *Route) parents() []Name {
+	var names []Name
+	for _, p := range r.Parents {
+		if p.Service() && !slices.Contains(names, p.Name) {
+			names = append(names, p.Name)
 		}
-		set[r.UID] = struct{}{}
-		d.changed(e.Owner)
 	}
-	return nil
+	return names
 }
 
-// equal tells whether owners have the same entries of both routes.
-func (r *Route) equal(o *Route) bool {
-	return slices.EqualFunc(r.Entries, o.Entries, func(a, b RouteEntry) bool {
-		a.Route, b.Route = "", ""
-		return a == b
-	})
-}
-
-// RemoveRoute forgets the route, and nothing that other routes said.
-func (d *Directory) RemoveRoute(uid string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.unlinkRoute(d.routes[uid])
-	delete(d.routes, uid)
-}
-
-// unlinkRoute needs mu.
-func (d *Directory) unlinkRoute(r *Route) {
-	if r == nil {
-		return
-	}
-	for _, e := range r.Entries {
-		set := d.routesOf[e.Owner]
-		delete(set, r.UID)
-		if len(set) == 0 {
-			delete(d.routesOf, e.Owner)
-		}
-		d.changed(e.Owner)
-	}
-}
-
-// routeEntries needs mu, for reading at least.
-func (d *Directory) routeEntries(key OwnerKey) []RouteEntry {
-	var es []RouteEntry
-	for uid := range d.routesOf[key] {
-		for _, e := range d.routes[uid].Entries {
-			if e.Owner == key {
-				e.Route = uid
-				es = append(es, e)
+// backends returns the names of the Services that the route's rules name, each
+// once, also those to which no call may go.
+func (r *Route) backends() []Name {
+	var names []Name
+	for _, rule := range r.Rules {
+		for _, b := range rule.Backends {
+			if b.Service != (Name{}) && !slices.Contains(names, b.Service) {
+				names = append(names, b.Service)
 			}
 		}
 	}
-	slices.SortFunc(es, func(a, b RouteEntry) int {
-		return cmp.Or(cmp.Compare(a.Route, b.Route), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Match, b.Match))
-	})
+	return names
+}
+
+// RouteEntry is one match of a route that leads to an owner: a pod of it
+// stands, or stood, behind a Service to which the rule sends calls.
+type RouteEntry struct {
+	Route string // UID of the route
+	Rule  int    // index of the rule in the route
+	Match int    // index of the match in the rule
+	Verb  string // HTTP method; empty for any
+	Path  string // as in [RouteMatch]
+	// Service and Method are of a GRPCRoute; empty for any.
+	Service, Method string
+}
+
+// entries returns the matches of the rules that send calls to the Services.
+func (r *Route) entries(to []*Standing) []RouteEntry {
+	leads := func(b RouteBackend) bool {
+		return b.Refused == "" && b.Weight > 0 &&
+			slices.ContainsFunc(to, func(st *Standing) bool { return st.Key() == b.Service })
+	}
+	var es []RouteEntry
+	for i, rule := range r.Rules {
+		if rule.Refused != "" || !slices.ContainsFunc(rule.Backends, leads) {
+			continue
+		}
+		for j, m := range rule.Matches {
+			es = append(es, RouteEntry{
+				Route: r.UID, Rule: i, Match: j, Verb: m.Verb, Path: m.Path, Service: m.Service, Method: m.Method,
+			})
+		}
+	}
 	return es
 }

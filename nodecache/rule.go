@@ -47,8 +47,10 @@ type RouteRule struct {
 	// Retry is nil where the rule has none.
 	Retry *RouteRetry
 	// Refused says why the rule cannot be served, as an unknown type of match or
-	// filter; empty where it can. A refused rule matches nothing.
-	Refused string
+	// filter: the reason of the condition Accepted, as UnsupportedValue; empty
+	// where it can. A refused rule matches nothing. Detail says what it is
+	// about, for people.
+	Refused, Detail string
 }
 
 // MatchType says how a value is compared.
@@ -87,6 +89,10 @@ type RouteBackend struct {
 	// Weight is the share, of the sum over the rule; 0 for no calls.
 	Weight  uint32
 	Filters []RouteFilter
+	// Granted is set where the Service's namespace agrees: it is that of the
+	// route, or a ReferenceGrant there permits the reference. A mesh route may
+	// refer to other namespaces without (GEP-1294).
+	Granted bool
 	// Refused is the reason of the condition ResolvedRefs where the reference
 	// itself may not be followed (InvalidKind, RefNotPermitted); empty where it
 	// may. Its share of the calls fails.

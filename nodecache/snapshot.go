@@ -12,11 +12,14 @@ type SavedInfo struct {
 	Key      OwnerKey
 	Name     string // display name, as ReplicaSet/a-5d9
 	Workload Workload
-	Info     *Info
+	// Created is [Owner.Created], Oldest the same over all generations.
+	Created, Oldest time.Time
+	Info            *Info
 	// Export is the last pod's, for an owner without pods.
 	Export string
 	// Until is when the info ends, for an owner without pods; zero for one
-	// that has pods.
+	// that has pods, or that decides what those of another are presumed to
+	// serve.
 	Until time.Time
 }
 
@@ -35,9 +38,11 @@ func (d *Directory) Snapshot() []SavedInfo {
 			if l == nil || l.info == nil {
 				continue
 			}
-			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Export: l.export, Until: l.until}
+			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Oldest: l.oldest, Export: l.export, Until: l.until}
 			if rec != nil {
-				s.Name, s.Workload = rec.pods[0].OwnerName, rec.pods[0].Workload
+				s.Name, s.Workload, s.Created, s.Oldest = rec.pods[0].OwnerName, rec.workload, rec.created, rec.oldest
+			} else if d.leaned(key, l.workload) {
+				s.Until = time.Time{}
 			}
 			saved = append(saved, s)
 		}
@@ -70,15 +75,20 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 		l := &learned{info: &info}
 		if rec != nil {
 			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(&info), "", time.Time{}, false
+			rec.oldest = earlier(rec.oldest, s.Oldest)
 		} else {
-			l.name, l.workload, l.export, l.last = s.Name, s.Workload, s.Export, &info
+			l.name, l.workload, l.created, l.oldest, l.export, l.last = s.Name, s.Workload, s.Created, s.Oldest, s.Export, &info
 			l.until = now.Add(d.keep)
 			if !s.Until.IsZero() && s.Until.Before(l.until) {
 				l.until = s.Until
 			}
 		}
 		d.infos[s.Key] = l
-		d.changed(s.Key)
+		if rec == nil {
+			d.enroll(s.Workload, s.Key)
+			d.tellMates(s.Workload, s.Key)
+		}
+		d.changedKnowledge(s.Key)
 		n++
 	}
 	return n

@@ -12,16 +12,27 @@ import (
 
 func TestSubscriberHearsFirstOfEverythingThatIsThere(t *testing.T) {
 	d := nodecache.New(nodecache.Options{})
-	pods, routes, kept := ownerKey("pods"), ownerKey("routes"), ownerKey("kept")
+	pods, kept := ownerKey("pods"), ownerKey("kept")
 	must(t, d.Commit(d.UpsertPod(pod("k", "192.0.2.1", owned(kept))), serves("pkg.A")))
 	d.RemovePod("k")
 	d.UpsertPod(pod("a", "192.0.2.1", owned(pods)))
-	must(t, d.UpsertRoute(route("r", 1, routes)))
-	keys := next(t, subscribe(t, d))
-	for _, k := range []nodecache.OwnerKey{pods, routes, kept} {
+	d.UpsertFront(front("web", 1))
+	must(t, d.UpsertRoute(route("r", 1, "to")))
+	s := d.SubscribeFronts()
+	t.Cleanup(s.Close)
+	keys, fronts := next(t, s), s.PollFronts()
+	for _, k := range []nodecache.OwnerKey{pods, kept} {
 		if !slices.Contains(keys, k) {
 			t.Errorf("heard of %v, not of %s", keys, k)
 		}
+	}
+	for _, n := range []nodecache.Name{named("web"), named("to"), named("front")} {
+		if !slices.Contains(fronts, n) {
+			t.Errorf("heard of %v, not of %s", fronts, n)
+		}
+	}
+	if names := subscribe(t, d).PollFronts(); names != nil {
+		t.Errorf("heard of %v without asking", names)
 	}
 }
 

@@ -47,6 +47,7 @@ type Cluster struct {
 
 	pods, namespaces *health
 	lanes            []*lane // Services and their slices
+	routes           *routeWatch
 	// namespacesTried is closed after the first list of namespaces, complete
 	// or failed.
 	namespacesTried func()
@@ -120,7 +121,8 @@ func NewCluster(config *rest.Config, version string, store *Store, log *slog.Log
 		newLane("services", &corev1.Service{}, client, &health{what: "services", log: log}, store.serviceNames, c.applyService),
 		newLane("endpointslices", &discoveryv1.EndpointSlice{}, slices, &health{what: "endpointslices", log: log}, store.sliceNames, c.applySlice),
 	}
-	return c, nil
+	c.routes, err = c.newRouteWatch(config)
+	return c, err
 }
 
 // Synced implements [Source].
@@ -152,6 +154,8 @@ func (c *Cluster) Status() Status {
 	if !since.IsZero() {
 		st.stale(since, err)
 	}
+	st.Pending += c.routes.pending()
+	st.Routes = c.routes.state()
 	return st
 }
 
@@ -171,6 +175,10 @@ func (c *Cluster) Run(ctx context.Context) error {
 			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused, nil))
 		})
 	}
+	for _, k := range c.routes.kinds {
+		worker.Go(func() { k.work(ctx) })
+	}
+	reflectors.Go(func() { c.routes.run(ctx) })
 	refused := func(error) { c.namespacesTried() }
 	reflectors.Go(func() {
 		c.reflect(ctx, "namespaces", &corev1.Namespace{}, c.sink(c.namespaces, nil), c.listWatch(c.client, "namespaces", c.namespaces, refused, nil))
@@ -299,6 +307,7 @@ func (c *Cluster) sync(ctx context.Context) {
 			return
 		}
 	}
+	c.routes.wait(ctx)
 	close(c.synced)
 	select {
 	case <-c.podsCurrent:
@@ -395,6 +404,10 @@ func shrink(o any) object {
 	case *discoveryv1.EndpointSlice:
 		if o != nil {
 			return &slice{ConvertSlice(o)}
+		}
+	case *gatewayObject:
+		if o != nil {
+			return o
 		}
 	case object:
 		return o

@@ -17,6 +17,7 @@ import (
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fingerpost/fingerpost/agent/gateway"
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
@@ -25,12 +26,21 @@ type world struct {
 	pods     map[name]*Record
 	services map[name]*nodecache.Front
 	slices   map[name]*nodecache.Slice
+	gateway  map[gatewayKey]*gateway.Object
 	optedOut map[string]struct{} // namespaces
 	kept     map[string]int
 	ignored  map[string]int
 
 	where map[name]string // of pods, for errors
 	uids  map[string]name
+	// gatewayUIDs has the objects of the Gateway API, for the same.
+	gatewayUIDs map[string]gatewayKey
+}
+
+// gatewayKey names an object of the Gateway API.
+type gatewayKey struct {
+	kind string
+	nodecache.Name
 }
 
 func newWorld() *world {
@@ -38,11 +48,14 @@ func newWorld() *world {
 		pods:     map[name]*Record{},
 		services: map[name]*nodecache.Front{},
 		slices:   map[name]*nodecache.Slice{},
+		gateway:  map[gatewayKey]*gateway.Object{},
 		optedOut: map[string]struct{}{},
 		kept:     map[string]int{},
 		ignored:  map[string]int{},
 		where:    map[name]string{},
 		uids:     map[string]name{},
+
+		gatewayUIDs: map[string]gatewayKey{},
 	}
 }
 
@@ -277,6 +290,8 @@ func (w *world) addObject(file, where string, doc json.RawMessage, list typeMeta
 		return w.addService(where, doc)
 	case head.Kind == "EndpointSlice":
 		return w.addSlice(where, doc)
+	case head.group() == gateway.Group:
+		return w.addGateway(where, head.typeMeta, doc)
 	}
 	w.kept[head.Kind]++
 	return nil
@@ -347,6 +362,30 @@ func (w *world) addSlice(where string, doc json.RawMessage) error {
 	}
 	s.Namespace = cmp.Or(s.Namespace, "default")
 	w.slices[name{s.Namespace, s.Name}] = ConvertSlice(s)
+	return nil
+}
+
+// addGateway takes an object of a version that has another form as one of an
+// unknown kind.
+func (w *world) addGateway(where string, head typeMeta, doc json.RawMessage) error {
+	if _, version, _ := strings.Cut(head.APIVersion, "/"); !gateway.Reads(head.Kind, version) {
+		w.ignored[head.String()]++
+		return nil
+	}
+	o, err := gateway.Decode(head.Kind, doc)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", where, err)
+	case o.Err != nil:
+		return fmt.Errorf("%s: %s %s: %w", where, head.Kind, o, o.Err)
+	case o.Name.Name == "":
+		return fmt.Errorf("%s: %s has no metadata.name", where, head.Kind)
+	}
+	key := gatewayKey{head.Kind, o.Name}
+	if first, twice := w.gatewayUIDs[o.UID]; twice && first != key {
+		return fmt.Errorf("%s: %s %s has the metadata.uid of %s %s", where, head.Kind, o, first.kind, first)
+	}
+	w.gateway[key], w.gatewayUIDs[o.UID] = o, key
 	return nil
 }
 

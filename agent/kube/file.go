@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/fingerpost/fingerpost/agent/gateway"
 )
 
 // A change is read once nothing more came for quiet, at the latest after
@@ -62,7 +64,7 @@ func NewFile(path string, store *Store, log *slog.Logger) *File {
 	}
 	return &File{
 		path: filepath.Clean(path), store: store, log: log, seed: maphash.MakeSeed(), synced: make(chan struct{}),
-		status: Status{Kind: "file"},
+		status: Status{Kind: "file", Routes: "on"},
 	}
 }
 
@@ -291,6 +293,7 @@ func (f *File) apply(w *world) {
 		}
 	}
 	f.applyServices(w)
+	f.applyRoutes(w)
 	f.mu.Lock()
 	f.status.Kept, f.status.Ignored = w.kept, w.ignored
 	f.status.Error, f.status.Since = "", time.Time{}
@@ -314,6 +317,25 @@ func (f *File) applyServices(w *world) {
 	for _, key := range f.store.serviceNames() {
 		if w.services[key] == nil {
 			f.store.RemoveService(key.namespace, key.name)
+		}
+	}
+}
+
+// applyRoutes begins with the grants, so that no route is refused in passing.
+func (f *File) applyRoutes(w *world) {
+	routes := f.store.Routes()
+	for _, grants := range []bool{true, false} {
+		for key, o := range w.gateway {
+			if (key.kind == gateway.ReferenceGrant) == grants {
+				routes.Upsert(o)
+			}
+		}
+	}
+	for _, kind := range gateway.Kinds {
+		for _, name := range routes.Names(kind) {
+			if w.gateway[gatewayKey{kind, name}] == nil {
+				routes.Remove(kind, name)
+			}
 		}
 	}
 }

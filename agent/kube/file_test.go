@@ -28,16 +28,18 @@ status:
 }
 
 type fileFixture struct {
-	path string
-	dir  *nodecache.Directory
-	log  *lines
-	src  *kube.File
+	store *kube.Store
+	path  string
+	dir   *nodecache.Directory
+	log   *lines
+	src   *kube.File
 }
 
 func newFile(path string) *fileFixture {
 	x := &fileFixture{path: path, dir: nodecache.New(nodecache.Options{}), log: &lines{}}
 	log := slog.New(x.log)
-	x.src = kube.NewFile(path, kube.NewStore(x.dir, log), log)
+	x.store = kube.NewStore(x.dir, log)
+	x.src = kube.NewFile(path, x.store, log)
 	return x
 }
 
@@ -367,9 +369,10 @@ apiVersion: v1
 kind: List
 items:
 - {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: a-1}}
-- {apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute}
-- {apiVersion: gateway.networking.k8s.io/v1, kind: GRPCRoute}
-- {apiVersion: gateway.networking.k8s.io/v1beta1, kind: ReferenceGrant}
+- {apiVersion: gateway.networking.k8s.io/v1, kind: HTTPRoute, metadata: {name: a}}
+- {apiVersion: gateway.networking.k8s.io/v1alpha1, kind: HTTPRoute, metadata: {name: a}}
+- {apiVersion: gateway.networking.k8s.io/v1, kind: GRPCRoute, metadata: {name: a}}
+- {apiVersion: gateway.networking.k8s.io/v1beta1, kind: ReferenceGrant, metadata: {name: a}}
 - {apiVersion: v1, kind: Node}
 - {apiVersion: example.com/v1, kind: Service}
 - {apiVersion: v1, kind: ConfigMap}
@@ -380,9 +383,13 @@ items:
 	run(t, x.src)
 	waitSynced(t, x.src)
 	st := x.src.Status()
-	kept := "map[GRPCRoute:1 HTTPRoute:1 Node:1 ReferenceGrant:1]"
-	ignored := "map[ConfigMap:2 Service.example.com:1]"
+	kept := "map[Node:1]"
+	ignored := "map[ConfigMap:2 HTTPRoute.gateway.networking.k8s.io:1 Service.example.com:1]"
 	if fmt.Sprint(st.Kept) != kept || fmt.Sprint(st.Ignored) != ignored || st.Pods != 0 || !st.Synced || st.Kind != "file" {
 		t.Errorf("status %+v", st)
+	}
+	held, _ := x.store.Routes().Counts()
+	if got := fmt.Sprint(held); got != "map[GRPCRoute:1 HTTPRoute:1 ReferenceGrant:1]" {
+		t.Errorf("objects of the Gateway API: %s", got)
 	}
 }

@@ -16,6 +16,7 @@ func FuzzFile(f *testing.F) {
 		podYAML("a", "ua", "192.0.2.1") + podYAML("b", "ub", "x"),
 		`{"apiVersion":"v1","kind":"PodList","items":[{"metadata":{"name":"a","uid":"u"},"spec":{"containers":[{"ports":[{"name":"grpc","containerPort":-1}]}],"initContainers":[{"restartPolicy":"Always"}]}}]}`,
 		"kind: Pod\nmetadata: {name: a, uid: u, annotations: {fingerpost.dev/services: \"1=a;b,=\", fingerpost.dev/grpc-port: \",1\"}}",
+		"apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: a}\nspec: {rules: [{matches: [{path: {type: Exact}}]}]}",
 		"a: &a [*a]", "kind: Namespace\nmetadata: {name: n, annotations: {fingerpost.dev/collect: \"false\"}}",
 	} {
 		f.Add([]byte(seed))

@@ -62,6 +62,13 @@ func (h *health) current(list bool) {
 	}
 }
 
+// idle is called where the watch has ended, since there is nothing to watch.
+func (h *health) idle() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.listed, h.since, h.err, h.told = false, time.Time{}, "", ""
+}
+
 // trouble returns since when the watch is not up to date, and why. The time is
 // zero if it is.
 func (h *health) trouble() (time.Time, string) {

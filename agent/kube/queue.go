@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// object is what a watch delivers, made small: a *Record, a *namespace, a *front
-// or a *slice.
+// object is what a watch delivers, made small: a *Record, a *namespace, a *front,
+// a *slice or a *gatewayObject.
 type object interface {
 	key() name
 	uid() string

@@ -213,6 +213,8 @@ func (s *Store) republish(namespace string) {
 func (s *Store) serviceNames() []name { return plain(s.dir.FrontNames()) }
 func (s *Store) sliceNames() []name   { return plain(s.dir.SliceNames()) }
 
+func nameOf(n name) nodecache.Name { return nodecache.Name{Namespace: n.namespace, Name: n.name} }
+
 func plain(names []nodecache.Name) []name {
 	out := make([]name, len(names))
 	for i, n := range names {

@@ -42,6 +42,9 @@ type Status struct {
 	Pods int
 	// Pending counts changes that were heard of and not yet applied.
 	Pending int
+	// Routes says in one line whether routes of the Gateway API are read, and
+	// in which versions: "on", "on: ..." or "off: ...".
+	Routes string
 	// Kept counts objects by kind that were recognised and are not used yet,
 	// Ignored those of unknown kinds. A file source alone has them.
 	Kept, Ignored map[string]int

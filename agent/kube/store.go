@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/fingerpost/fingerpost/agent/gateway"
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
@@ -14,8 +15,9 @@ import (
 // directory, and is the directory's only writer of pods. All methods are safe
 // for concurrent use; readers wait for one record's change at most.
 type Store struct {
-	dir *nodecache.Directory
-	log *slog.Logger
+	dir    *nodecache.Directory
+	log    *slog.Logger
+	routes *gateway.Table
 
 	// writing is held over a whole change: decide, store, directory. mu and
 	// the directory's lock are taken under it, never both.
@@ -49,6 +51,7 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 	return &Store{
 		dir:      dir,
 		log:      log,
+		routes:   gateway.NewTable(dir, log),
 		told:     map[string]struct{}{},
 		unready:  map[string]name{},
 		pods:     map[name]*Record{},
@@ -73,6 +76,9 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 		}),
 	}
 }
+
+// Routes returns the table of the objects of the Gateway API.
+func (s *Store) Routes() *gateway.Table { return s.routes }
 
 // Upsert makes the store and the directory hold the record. A record that
 // says what is known already changes nothing. One that has another UID under

@@ -132,6 +132,12 @@ func newOwners() *cobra.Command {
 func ownersTable(w *table, owners []agent.OwnerView) {
 	w.row("NAMESPACE", "OWNER", "PODS", "KNOWLEDGE", "ORIGIN", "SERVICES", "CHANGE", "REASON")
 	for _, o := range owners {
+		services := o.Services
+		for _, p := range o.Presumed {
+			for _, name := range p.Services {
+				services = append(services, name+" (presumed)")
+			}
+		}
 		var change []string
 		for _, name := range o.Added {
 			change = append(change, "+"+name)
@@ -139,7 +145,7 @@ func ownersTable(w *table, owners []agent.OwnerView) {
 		for _, name := range o.Dropped {
 			change = append(change, "-"+name)
 		}
-		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(o.Services), some(change), o.Reason)
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(services), some(change), o.Reason)
 	}
 }
 

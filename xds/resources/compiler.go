@@ -210,7 +210,7 @@ func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touche
 	if view == nil {
 		return
 	}
-	o := &owner{view: view, services: slices.DeleteFunc(view.Services(), unservable)}
+	o := &owner{view: view, services: slices.DeleteFunc(view.Names(), unservable)}
 	c.owners[key] = o
 	ns := view.Workload.Namespace
 	spaces[ns] = struct{}{}

@@ -39,11 +39,20 @@ type service struct {
 
 // endpoint is one address of a service.
 type endpoint struct {
-	addr netip.AddrPort
-	pod  *nodecache.Pod
+	addr     netip.AddrPort
+	pod      *nodecache.Pod
+	presumed bool
 }
 
 func (e endpoint) serving() bool { return e.pod.State == nodecache.Serving }
+
+// state is how listings show it.
+func (e endpoint) state() string {
+	if e.presumed && e.serving() {
+		return StatePresumed
+	}
+	return e.pod.State.String()
+}
 
 func anyServing(es []endpoint) bool { return slices.ContainsFunc(es, endpoint.serving) }
 
@@ -174,7 +183,7 @@ func endpoints(name string, owners []*nodecache.Owner) []endpoint {
 	for _, o := range owners {
 		for _, t := range o.Targets(name) {
 			if t.Pod.State != nodecache.Absent && t.Addr.IsValid() && t.Addr.Port() != 0 {
-				es = append(es, endpoint{addr: t.Addr, pod: t.Pod})
+				es = append(es, endpoint{addr: t.Addr, pod: t.Pod, presumed: t.Presumed != nil})
 			}
 		}
 	}

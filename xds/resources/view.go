@@ -30,8 +30,14 @@ type EndpointView struct {
 	Address string `json:"address"` // ip:port
 	Pod     string `json:"pod"`     // namespace/name
 	Node    string `json:"node"`
-	State   string `json:"state"` // serving or draining
+	// State is serving or draining, or [StatePresumed].
+	State string             `json:"state"`
+	Owner nodecache.OwnerKey `json:"-"`
 }
+
+// StatePresumed is the state of a serving pod of which it is presumed that it
+// serves this; see [nodecache.Presumption].
+const StatePresumed = "presumed"
 
 func compareOwners(a, b *nodecache.Owner) int {
 	return cmp.Or(cmp.Compare(a.Name, b.Name), compareKeys(a.Key, b.Key))
@@ -66,7 +72,7 @@ func (s *service) view(id serviceID) ServiceView {
 	}
 	for _, e := range endpoints(id.name, provider) {
 		v.Endpoints = append(v.Endpoints, EndpointView{
-			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.pod.State.String(),
+			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner,
 		})
 	}
 	return v

@@ -74,10 +74,7 @@ func (d *descriptors) search(services []string, find func(*fileSet) string) [][]
 	seen := map[*fileSet]bool{}
 	for _, service := range services {
 		for _, o := range d.know.Providers(d.namespace, service) {
-			if o.Info == nil {
-				continue
-			}
-			for p := range o.Info.All() {
+			for p := range o.Programs() {
 				fs := d.parse(p)
 				if seen[fs] {
 					continue

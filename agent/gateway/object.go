@@ -1,0 +1,179 @@
+package gateway
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "k8s.io/apimachinery/pkg/util/json"
+	gatewayv1 "sigs.k8s.io/gateway-api/apis/v1"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// Group is the API group of the objects.
+const Group = gatewayv1.GroupName
+
+// The kinds of objects that are read.
+const (
+	HTTPRoute      = "HTTPRoute"
+	GRPCRoute      = "GRPCRoute"
+	ReferenceGrant = "ReferenceGrant"
+)
+
+// Kinds are the kinds that are read.
+var Kinds = []string{HTTPRoute, GRPCRoute, ReferenceGrant}
+
+// Resource is the name of a kind's resource.
+func Resource(kind string) string { return strings.ToLower(kind) + "s" }
+
+// Versions are those that are read, the preferred one first. All have the form
+// of v1, as far as it is read; v1alpha1 had another one.
+var Versions = []string{"v1", "v1beta1", "v1alpha2"}
+
+// Reads tells whether objects of the kind and version are read.
+func Reads(kind, version string) bool {
+	return slices.Contains(Kinds, kind) && slices.Contains(Versions, version)
+}
+
+// Object is what is kept of one object. It is immutable, and nothing in it
+// refers to what it was decoded from.
+type Object struct {
+	Kind string
+	nodecache.Name
+	UID string
+	// Version is metadata.resourceVersion.
+	Version string
+	// Annotations are those of a bookmark.
+	Annotations map[string]string
+	// Route is set of routes; what grants decide is not in it.
+	Route *nodecache.Route
+	// Grant is set of ReferenceGrants.
+	Grant *Grant
+	// Err says why the rest cannot be read; nil where it can.
+	Err error
+}
+
+// meta is what is read of an object's metadata.
+type meta struct {
+	Namespace         string            `json:"namespace"`
+	Name              string            `json:"name"`
+	UID               string            `json:"uid"`
+	Generation        int64             `json:"generation"`
+	ResourceVersion   string            `json:"resourceVersion"`
+	CreationTimestamp metav1.Time       `json:"creationTimestamp"`
+	Annotations       map[string]string `json:"annotations"`
+}
+
+// Decode reads one object of the kind from JSON. Without a namespace it is in
+// default, and without a UID, as in a file written by hand, it is known by its
+// name. An object of which only the
+// spec cannot be read is returned with Err set. The error is one line.
+func Decode(kind string, data []byte) (*Object, error) {
+	var head struct {
+		Metadata meta `json:"metadata"`
+	}
+	if err := kjson.Unmarshal(data, &head); err != nil {
+		return nil, fmt.Errorf("is not a %s: %s", kind, line(err))
+	}
+	m := head.Metadata
+	m.Namespace = cmp.Or(m.Namespace, metav1.NamespaceDefault)
+	m.UID = cmp.Or(m.UID, kind+"/"+m.Namespace+"/"+m.Name)
+	o := &Object{
+		Kind: kind, Name: nodecache.Name{Namespace: m.Namespace, Name: m.Name}, UID: m.UID, Version: m.ResourceVersion,
+	}
+	if end, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok {
+		o.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: end}
+	}
+	switch kind {
+	case HTTPRoute:
+		var body struct {
+			Spec gatewayv1.HTTPRouteSpec `json:"spec"`
+		}
+		if o.Err = kjson.Unmarshal(data, &body); o.Err == nil {
+			o.Route = m.route(nodecache.HTTPRoute, &body.Spec.CommonRouteSpec, body.Spec.Hostnames)
+			for i := range body.Spec.Rules {
+				o.Route.Rules = append(o.Route.Rules, httpRule(m.Namespace, &body.Spec.Rules[i]))
+			}
+		}
+	case GRPCRoute:
+		var body struct {
+			Spec gatewayv1.GRPCRouteSpec `json:"spec"`
+		}
+		if o.Err = kjson.Unmarshal(data, &body); o.Err == nil {
+			o.Route = m.route(nodecache.GRPCRoute, &body.Spec.CommonRouteSpec, body.Spec.Hostnames)
+			for i := range body.Spec.Rules {
+				o.Route.Rules = append(o.Route.Rules, grpcRule(m.Namespace, &body.Spec.Rules[i]))
+			}
+		}
+	case ReferenceGrant:
+		var body struct {
+			Spec gatewayv1.ReferenceGrantSpec `json:"spec"`
+		}
+		if o.Err = kjson.Unmarshal(data, &body); o.Err == nil {
+			o.Grant = newGrant(m.Namespace, &body.Spec)
+		}
+	default:
+		o.Err = fmt.Errorf("no kind that is read: %q", kind)
+	}
+	if o.Err != nil {
+		o.Err = fmt.Errorf("cannot be read: %s", line(o.Err))
+	}
+	return o, nil
+}
+
+func (m *meta) route(kind nodecache.RouteKind, spec *gatewayv1.CommonRouteSpec, hostnames []gatewayv1.Hostname) *nodecache.Route {
+	r := &nodecache.Route{
+		UID: m.UID, Generation: m.Generation, Kind: kind, Namespace: m.Namespace, Name: m.Name,
+		Created: m.CreationTimestamp.UTC(),
+	}
+	for i := range spec.ParentRefs {
+		p := &spec.ParentRefs[i]
+		r.Parents = append(r.Parents, nodecache.RouteParent{
+			Group:   string(or(p.Group, Group)),
+			Kind:    string(or(p.Kind, "Gateway")),
+			Name:    nodecache.Name{Namespace: string(or(p.Namespace, gatewayv1.Namespace(m.Namespace))), Name: string(p.Name)},
+			Section: string(or(p.SectionName, "")),
+			Port:    port(p.Port),
+		})
+	}
+	for _, h := range hostnames {
+		r.Hostnames = append(r.Hostnames, strings.ToLower(string(h)))
+	}
+	return r
+}
+
+// or is what p points at, and fallback where it is nil.
+func or[T any](p *T, fallback T) T {
+	if p == nil {
+		return fallback
+	}
+	return *p
+}
+
+// port is 0 for one that is none.
+func port(p *gatewayv1.PortNumber) uint16 {
+	if n := or(p, 0); n > 0 && n <= 65535 {
+		return uint16(n)
+	}
+	return 0
+}
+
+// backend reads a reference that a rule of the namespace makes. Whether it may
+// leave the namespace is for the grants to say.
+func backend(namespace string, ref *gatewayv1.BackendRef) nodecache.RouteBackend {
+	b := nodecache.RouteBackend{Port: port(ref.Port), Weight: uint32(max(0, or(ref.Weight, 1)))}
+	if or(ref.Group, "") != "" || cmp.Or(or(ref.Kind, ""), "Service") != "Service" {
+		b.Refused = string(gatewayv1.RouteReasonInvalidKind)
+		return b
+	}
+	b.Service = nodecache.Name{Namespace: string(or(ref.Namespace, gatewayv1.Namespace(namespace))), Name: string(ref.Name)}
+	if b.Port == 0 { // which a Service needs
+		b.Refused = string(gatewayv1.RouteReasonBackendNotFound)
+	}
+	return b
+}
+
+func line(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
