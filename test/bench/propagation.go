@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -189,7 +190,7 @@ func match(flips []flip, events []event, clients, each int) *latencies {
 	const ms = 1e6
 	l := &latencies{}
 	for _, f := range flips {
-		last := 0.0
+		last := math.Inf(-1)
 		for client := range int32(clients) {
 			at := int64(0)
 			for _, e := range by[key{client, int32(f.pod / each)}] {

@@ -79,7 +79,7 @@ func (w *world) newWriter(ctx context.Context, place int) (*writer, error) {
 
 func (wr *writer) stop() {
 	wr.cancel()
-	<-wr.ended
+	_ = <-wr.ended // that it was told to end
 }
 
 // hear closes listed after the list and keeps the events after it.

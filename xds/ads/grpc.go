@@ -23,8 +23,7 @@ const window = 64 << 10
 // with GOAWAY), large requests, and bounds on what one client may do. A
 // [Server] needs them: the codec among them encodes its responses, and all other
 // messages as ever. Windows are fixed, since gRPC would else ask each client for
-// a ping with every request, to find out how wide they should be; and buffers
-// for writing are held by those connections that write.
+// a ping with every request, to find out how wide they should be.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
@@ -33,7 +32,6 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)}),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-		grpc.SharedWriteBuffer(true),
 	}
 }
 
