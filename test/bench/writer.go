@@ -67,7 +67,10 @@ func (w *world) newWriter(ctx context.Context, place int) (*writer, error) {
 		cancel: cancel, ended: make(chan error, 1),
 	}
 	listed := make(chan struct{})
-	go func() { wr.ended <- frames(ctx, w.api.Config, wr.hear(listed)) }()
+	go func() {
+		defer close(wr.ended)
+		wr.ended <- frames(ctx, w.api.Config, wr.hear(listed))
+	}()
 	select {
 	case <-listed:
 		return wr, nil
@@ -79,7 +82,9 @@ func (w *world) newWriter(ctx context.Context, place int) (*writer, error) {
 
 func (wr *writer) stop() {
 	wr.cancel()
-	_ = <-wr.ended // that it was told to end
+	for range wr.ended {
+		// It says that it was told to end.
+	}
 }
 
 // hear closes listed after the list and keeps the events after it.
