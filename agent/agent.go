@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fingerpost/fingerpost/agent/collect"
+	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/agent/report"
 	"github.com/fingerpost/fingerpost/agent/schedule"
@@ -58,6 +59,7 @@ type Agent struct {
 	follower  *report.Follower
 	writer    *report.Writer // nil: there is no API server
 	gate      gate
+	journal   *journal.Journal
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
 	invalid    prometheus.Counter
@@ -94,7 +96,8 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if err != nil {
 		return nil, &UsageError{Err: err}
 	}
-	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid()}
+	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid(), journal: journal.New(0)}
+	told := witness{a.journal}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.store = kube.NewStore(a.dir, a.log)
 	if err := a.openSource(); err != nil {
@@ -143,18 +146,19 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	a.collector = collect.New(collect.Options{
-		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry,
+		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry, Witness: told,
 	})
+	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
 		Scopes:     a.scopes,
 		Pod:        a.podOf,
-		Refused:    a.newRejected(),
+		Refused:    func(r ads.Refusal) { told.refused(r); rejected(r) },
 		Identifier: "fingerpost/" + c.Version + " " + c.nodeName(),
 		Logger:     a.log,
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
 	})
 	if err != nil {
 		a.close()

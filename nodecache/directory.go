@@ -46,7 +46,7 @@ type record struct {
 	workload   Workload
 	created    time.Time // of the oldest pod seen in this generation
 	oldest     time.Time // of the oldest pod seen in any
-	pods       []*Pod    // sorted by comparePods
+	pods       []*Pod    // sorted by Pod.Compare
 	stored     Knowledge
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
@@ -219,12 +219,12 @@ func earlier(a, b time.Time) time.Time {
 }
 
 func (r *record) insert(p *Pod) {
-	i, _ := slices.BinarySearchFunc(r.pods, p, comparePods)
+	i, _ := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare)
 	r.pods = slices.Insert(r.pods, i, p)
 }
 
 func (r *record) remove(p *Pod) {
-	if i, ok := slices.BinarySearchFunc(r.pods, p, comparePods); ok {
+	if i, ok := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare); ok {
 		r.pods = slices.Delete(r.pods, i, i+1)
 	}
 }

@@ -188,12 +188,12 @@ func (p *Pod) Equal(q *Pod) bool {
 			})
 }
 
-// comparePods orders pods by namespace, name and UID.
-func comparePods(a, b *Pod) int {
+// Compare orders pods by namespace, name and UID.
+func (p *Pod) Compare(q *Pod) int {
 	return cmp.Or(
-		cmp.Compare(a.Namespace, b.Namespace),
-		cmp.Compare(a.Name, b.Name),
-		cmp.Compare(a.UID, b.UID),
+		cmp.Compare(p.Namespace, q.Namespace),
+		cmp.Compare(p.Name, q.Name),
+		cmp.Compare(p.UID, q.UID),
 	)
 }
 

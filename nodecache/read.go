@@ -38,6 +38,20 @@ func (d *Directory) Owners() []*Owner {
 	return os
 }
 
+// Retained returns the views of the owners of the namespace that have no pods
+// and of which something is still known, in no order.
+func (d *Directory) Retained(namespace string) []*Owner {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	var os []*Owner
+	for key, l := range d.infos {
+		if !l.until.IsZero() && l.workload.Namespace == namespace {
+			os = append(os, d.view(key))
+		}
+	}
+	return os
+}
+
 // Member returns the pod with the UID as its owner has it, and whether it is in
 // the directory.
 func (d *Directory) Member(uid string) (Member, bool) {

@@ -38,6 +38,16 @@ type Options struct {
 	Logger *slog.Logger
 	// Metrics registers the metrics; nil registers none.
 	Metrics prometheus.Registerer
+	// Witness is told what becomes of attempts; nil: nobody is.
+	Witness Witness
+}
+
+// Witness is told of attempts to collect, for the record. It must not wait.
+type Witness interface {
+	CollectBegun(o *nodecache.Owner)
+	// CollectEnded gets the result by the name that the metric gives it, and a
+	// line that says more, which may be empty.
+	CollectEnded(o *nodecache.Owner, result, detail string)
 }
 
 // Collector collects what the owners of a directory serve. Its methods are
@@ -50,6 +60,7 @@ type Collector struct {
 	only    string // the one node whose pods may be asked; empty: all
 	log     *slog.Logger
 	metrics *metrics
+	witness Witness // nil: nobody
 	// reflect asks one port; opened is called if a connection came about.
 	reflect func(ctx context.Context, addr netip.AddrPort, opened func()) (Result, error)
 
@@ -76,6 +87,7 @@ func New(o Options) *Collector {
 		node:    o.Node,
 		log:     o.Logger,
 		metrics: newMetrics(o.Metrics),
+		witness: o.Witness,
 		started: make(chan struct{}),
 		stopped: make(chan struct{}),
 		wake:    make(chan struct{}, 1),

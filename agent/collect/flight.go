@@ -75,13 +75,17 @@ func (c *Collector) fly(ctx context.Context, key nodecache.OwnerKey) {
 
 	c.metrics.inFlight.Inc()
 	forced := c.unforce(key)
-	result := c.try(ctx, key, forced)
+	o, result := c.dir.Owner(key), ""
+	if o != nil {
+		result = c.try(ctx, o, forced)
+	}
 	c.metrics.inFlight.Dec()
 	if forced {
 		c.landed(key, result)
 	}
 	if result != "" {
 		c.metrics.collects.WithLabelValues(result).Inc()
+		c.told(o, result)
 	}
 
 	c.mu.Lock()
@@ -102,14 +106,41 @@ const (
 	resultAbandoned   = "abandoned"    // the agent stops
 )
 
+// begun tells the witness that pods of the owner are asked now.
+func (c *Collector) begun(o *nodecache.Owner) {
+	if c.witness != nil {
+		c.witness.CollectBegun(o)
+	}
+}
+
+// told tells the witness what came out of an attempt.
+func (c *Collector) told(o *nodecache.Owner, result string) {
+	if c.witness == nil {
+		return
+	}
+	c.mu.Lock()
+	var out Report
+	if p := c.plans[o.Key]; p != nil {
+		out = p.out
+	}
+	c.mu.Unlock()
+	detail := ""
+	if out.Result == result {
+		if detail = out.Detail; detail == "" && out.Pod != "" {
+			detail = "from pod " + out.Pod
+		}
+	}
+	c.witness.CollectEnded(o, result, detail)
+}
+
 // try makes one attempt and records what came out. A forced one is made
 // whatever waits failures imposed.
-func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey, forced bool) string {
+func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) string {
+	key := o.Key
 	if ctx.Err() != nil {
 		return resultAbandoned
 	}
-	o := c.dir.Owner(key)
-	if o == nil || len(c.eligible(o)) == 0 {
+	if len(c.eligible(o)) == 0 {
 		return ""
 	}
 	if o.Knowledge.Settled() && o.Info != nil {
@@ -132,6 +163,7 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey, forced bool
 		return resultFailed
 	}
 
+	c.begun(o)
 	out := c.attempt(ctx, key, c.order(key, c.eligible(o)))
 	c.asked(key, out)
 	switch {

@@ -168,14 +168,15 @@ func (s *Store) SetNamespace(namespace string, optedOut bool) {
 		delete(s.optedOut, namespace)
 	}
 	s.mu.Unlock()
-	for _, r := range s.inNamespace(namespace) {
+	for _, r := range s.InNamespace(namespace) {
 		s.upsert(r)
 	}
 }
 
-// inNamespace reads everything: namespaces change rarely, and an index would
-// cost every pod. It needs writing, and lets go of mu as names does.
-func (s *Store) inNamespace(namespace string) []*Record {
+// InNamespace returns the records of the pods of a namespace that were there
+// all the while, in no order. It reads everything, as an index would cost every
+// pod, and lets go of the lock as names does.
+func (s *Store) InNamespace(namespace string) []*Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var rs []*Record

@@ -51,7 +51,12 @@ func (w *world) follow(names []string, opts ...grpc.DialOption) *follower {
 		}
 	}()
 	for n := 0; n < 2*len(names); {
-		n += len((<-f.got).GetResources())
+		select {
+		case r := <-f.got:
+			n += len(r.GetResources())
+		case <-ended:
+			w.t.Fatalf("the stream ended after %d of %d resources", n, 2*len(names))
+		}
 	}
 	return f
 }

@@ -164,6 +164,7 @@ func (st *stream) bring(t xds.Type, name, version string) {
 	if ok {
 		if e := tb.resolve(t, id, st.scopes, named); e != nil {
 			ts.held.set(id)
+			ts.taken.ids.set(id)
 			if e.res.Version == version && !st.warming(t, id) {
 				ts.dirty.clear(id)
 			}

@@ -68,6 +68,12 @@
 // is a wildcard for CDS and LDS only. Scopes that are reachable by name only
 // ([xds.Scope.NamedOnly]) stay outside of both.
 //
+// # What a client has
+//
+// Of each type a stream knows which resources the client has acknowledged in
+// some content, as a bitset, and of the latest when ([Server.Holdings]): some
+// kilobytes at most, however much there is.
+//
 // # What absence means
 //
 // Before the gate opens nothing is answered. After it, a name that nobody has

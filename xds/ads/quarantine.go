@@ -82,6 +82,7 @@ func (ts *typeState) pardon(id uint32) {
 func (st *stream) accept(t xds.Type) {
 	ts := &st.types[t]
 	ts.ackedVersion = ts.sentVersion
+	ts.taken.accept(ts.carried, ts.held, time.Now())
 	st.keepAccepted(ts)
 	if q := ts.q; q != nil {
 		if !ts.carried.empty() {
@@ -103,8 +104,9 @@ func (st *stream) accept(t xds.Type) {
 	}
 }
 
-// refuse takes a NACK. Called with both locks held.
-func (st *stream) refuse(t xds.Type, text string) {
+// refuse takes a NACK, and returns the names that are withheld because of it,
+// but for mere suspects. Called with both locks held.
+func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 	ts, tb, now := &st.types[t], &st.s.table, time.Now()
 	ts.nack = &Nack{Version: ts.sentVersion, Error: text, At: now}
 	flying := ts.flying
@@ -145,10 +147,10 @@ func (st *stream) refuse(t xds.Type, text string) {
 		if known {
 			ts.flying = flying
 			st.keepAccepted(ts)
-			return
+			return nil
 		}
 		if ts.resumed {
-			return // nothing can be left out without removing it
+			return nil // nothing can be left out without removing it
 		}
 	}
 	if len(culprits) == 0 && len(suspects) == 1 {
@@ -160,6 +162,7 @@ func (st *stream) refuse(t xds.Type, text string) {
 		q.verdicts[id] = r
 		ts.withhold(id)
 		st.s.memory.note(st.node.GetId(), t, tb.slots[id].name, r, ts.previous[id])
+		withheld = append(withheld, tb.slots[id].name)
 	}
 	for _, id := range suspects {
 		ts.withhold(id)
@@ -176,6 +179,7 @@ func (st *stream) refuse(t xds.Type, text string) {
 	default:
 		q.groups = append(q.groups, group{ids: suspects[:n/2]}, group{ids: suspects[n/2:]})
 	}
+	return withheld
 }
 
 // try takes the next set of suspects out of quarantine if it is time, and

@@ -249,6 +249,7 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 		ts.resume = ""
 		if same {
 			ts.held, ts.answer = present, false
+			ts.taken.ids.add(present)
 			ts.dirty.reset()
 			ts.sentVersion, ts.ackedVersion = version.String(), version.String()
 			return message{}, false

@@ -66,6 +66,7 @@ type typeState struct {
 	gone       bitset // held, and to be removed
 	held       bitset // sent on this stream, or brought and equal
 	sent       bitset // sent on this stream; clusters only
+	taken      taken  // acknowledged, and when
 
 	missing map[string]struct{} // subscribed names without an id
 	owed    map[string]struct{} // delta: names to be answered with a removal
@@ -269,11 +270,10 @@ func (st *stream) settle(t xds.Type, nonce string, detail *rpcstatus.Status) fun
 		st.accept(t)
 		return nil
 	}
-	resources := 0
-	ts.carried.each(bitset{}, func(uint32) bool { resources++; return true })
-	st.refuse(t, clip(detail.GetMessage()))
-	n, node := *ts.nack, st.node
-	return func() { st.s.refused(node, t, &n, resources) }
+	r := Refusal{Node: st.node, Type: t, resources: ts.carried.count()}
+	r.Withheld = st.refuse(t, clip(detail.GetMessage()))
+	r.Nack = *ts.nack
+	return func() { st.s.refused(r) }
 }
 
 // mark notes what changes mean for this stream; true if it should look.
@@ -325,6 +325,7 @@ func (st *stream) markOne(c *change) bool {
 		if version, ok := ts.brought[name]; ok {
 			delete(ts.brought, name)
 			ts.held.set(c.id)
+			ts.taken.ids.set(c.id)
 			if version == e.res.Version && !st.warming(c.t, c.id) {
 				return false
 			}
@@ -381,7 +382,7 @@ func (st *stream) release(dropped bitset) {
 			}
 			return true
 		})
-		for _, b := range []bitset{ts.subscribed, ts.sent, ts.carried, ts.refused, ts.withheld} {
+		for _, b := range []bitset{ts.subscribed, ts.sent, ts.taken.ids, ts.carried, ts.refused, ts.withheld} {
 			b.drop(dropped)
 		}
 		ts.flying = slices.DeleteFunc(ts.flying, func(f sentEntry) bool { return dropped.has(f.id) })
@@ -414,6 +415,7 @@ func (ts *typeState) forget(id uint32) {
 	ts.dirty.clear(id)
 	ts.gone.clear(id)
 	ts.held.clear(id)
+	ts.taken.ids.clear(id)
 	delete(ts.retained, id)
 	delete(ts.previous, id)
 	if ts.refused.has(id) {
@@ -438,6 +440,7 @@ func (st *stream) leaveWildcard(t xds.Type) {
 	ts := &st.types[t]
 	ts.wildcard, ts.answer = false, false
 	ts.held.keep(ts.subscribed)
+	ts.taken.ids.keep(ts.subscribed)
 	ts.dirty.keep(ts.subscribed)
 	ts.gone.keep(ts.subscribed)
 	ts.refused.keep(ts.subscribed)

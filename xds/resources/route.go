@@ -14,6 +14,9 @@ import (
 // RouteName is the name of the route table that Envoy's listeners ask for.
 const RouteName = "egress"
 
+// byNameRoute is the name of its one route.
+const byNameRoute = "by-name"
+
 // UnknownCluster is the name of the cluster, static in the bootstrap, to which
 // the route table sends a call that no other cluster is there for.
 const UnknownCluster = "unknown"
@@ -31,10 +34,10 @@ func routeTable(namespace string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name: RouteName,
 		VirtualHosts: []*routev3.VirtualHost{{
-			Name:    "egress",
+			Name:    egressName,
 			Domains: []string{"*"},
 			Routes: []*routev3.Route{{
-				Name:  "by-name",
+				Name:  byNameRoute,
 				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
 				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
 					ClusterSpecifier: &routev3.RouteAction_InlineClusterSpecifierPlugin{
