@@ -143,11 +143,16 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if c.Locality != "even" {
 		a.parts["locality"] = fmt.Sprintf("even: %s is not built yet", c.Locality)
 	}
-	a.restore()
+	past := a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
-	a.collector = collect.New(collect.Options{
-		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry, Witness: told,
-	})
+	asks := collect.Options{
+		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Past: past,
+		Logger: a.log, Metrics: a.registry, Witness: told,
+	}
+	if c.tune != nil {
+		c.tune(&asks)
+	}
+	a.collector = collect.New(asks)
 	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
 		Scopes:     a.scopes,
@@ -214,7 +219,7 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return a.source.Run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
 	g.Go(func() error { a.collector.Run(ctx); return nil })
-	g.Go(func() error { return a.feed.run(ctx) })
+	g.Go(func() error { return a.feed.run(ctx, a.source.Synced()) })
 	g.Go(func() error { return a.openGate(ctx) })
 	g.Go(func() error { a.follow(ctx); return nil })
 	if a.writer != nil {

@@ -32,6 +32,8 @@ type Options struct {
 	Scope Scope
 	// Budget bounds the attempt on one port.
 	Budget Budget
+	// Past is what an earlier collector of this node left; see Collector.Past.
+	Past []nodecache.SavedPast
 	// Dial opens the connections; nil is a plain TCP dial.
 	Dial DialFunc
 	// Logger gets state changes only; nil is none.
@@ -77,6 +79,8 @@ type Collector struct {
 	plans    map[nodecache.OwnerKey]*plan
 	timeline timeline
 	calls    callLog
+
+	pastChanges uint64
 }
 
 // New returns a collector that does nothing before Run.
@@ -102,6 +106,7 @@ func New(o Options) *Collector {
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
+	c.recall(o.Past, time.Now())
 	dial := o.Dial
 	if dial == nil {
 		dial = dialTCP
@@ -249,17 +254,24 @@ func (c *Collector) over() bool {
 // moment of the call is known, has failed once, or has no pod that may be
 // asked. Its errors are those of Wait.
 func (c *Collector) FirstAttempts(ctx context.Context) error {
-	for _, o := range c.dir.Owners() {
+	sub := c.dir.Subscribe()
+	keys := sub.Poll()
+	sub.Close()
+	for _, key := range keys {
+		if _, may := c.dir.Askable(key, c.only); !may {
+			continue
+		}
+		o := c.dir.Owner(key)
 		// An attempt that ends without a word, as when the owner was created
 		// again meanwhile, is followed by another; not without end.
 		for range 3 {
 			if o == nil || !c.pending(o) {
 				break
 			}
-			if err := c.Wait(ctx, o.Key); err != nil {
+			if err := c.Wait(ctx, key); err != nil {
 				return err
 			}
-			o = c.dir.Owner(o.Key)
+			o = c.dir.Owner(key)
 		}
 	}
 	return ctx.Err()

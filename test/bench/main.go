@@ -36,7 +36,7 @@ type benchmark struct {
 }
 
 // benchmarks are all there are, in the order in which they run.
-var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods}
+var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods, relist}
 
 // run is what the command line asks of a benchmark.
 type run struct {
@@ -113,7 +113,7 @@ func (r *run) all(ctx context.Context, out string) error {
 			if r.wants(res.Name) {
 				res.Short = r.short
 				results = append(results, res)
-				fmt.Printf("%-46s %10.3f %-2s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
+				fmt.Printf("%-46s %10.3f %-9s  baseline %10.3f  ratio %8.1f\n", res.Name, res.Value, res.Unit, res.Baseline, res.Ratio)
 			}
 		}
 		raw, err := json.MarshalIndent(results, "", "  ")

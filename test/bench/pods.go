@@ -20,10 +20,11 @@ import (
 )
 
 // manyPods starts agents, without clients, on an API server with many pods:
-// until when they are ready, and how much memory they then have.
+// until when they are ready, with a checkpoint and without, and how much memory
+// they then have.
 var manyPods = benchmark{names: []string{
-	"start/10k-pods", "memory/10k-pods", "memory-peak/10k-pods",
-	"start/50k-pods", "memory/50k-pods", "memory-peak/50k-pods",
+	"start/10k-pods", "restart/10k-pods", "memory/10k-pods", "memory-peak/10k-pods",
+	"start/50k-pods", "restart/50k-pods", "memory/50k-pods", "memory-peak/50k-pods",
 }, run: runManyPods}
 
 func runManyPods(ctx context.Context, r *run) ([]result, error) {
@@ -53,7 +54,8 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 	have := 0
 	for _, n := range sizes {
 		name := fmt.Sprintf("/%dk-pods", n/1000)
-		if !r.wants("start"+name) && !r.wants("memory"+name) && !r.wants("memory-peak"+name) {
+		starts, memories := r.wants("start"+name) || r.wants("restart"+name), r.wants("memory"+name) || r.wants("memory-peak"+name)
+		if !starts && !memories {
 			continue
 		}
 		r.progress("writing %d pods", n-have)
@@ -64,32 +66,52 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 		if err := awaitPods(ctx, api.Config, n); err != nil {
 			return nil, err
 		}
-		var ours, raw []time.Duration
+		var ours, again, raw []time.Duration
 		var memory, informer footprint
-		for range rounds {
+		for round := range rounds {
 			d, bytes, err := rawList(ctx, api.Config, n)
 			if err != nil {
 				return nil, err
 			}
 			raw = append(raw, d)
 			r.progress("%d pods: raw watch-list of %d MB in %v", n, bytes>>20, d.Round(time.Millisecond))
-			a, err := startProgram(ctx, dir, bin, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig,
-				"--ads-socket", filepath.Join(dir, "ads", "ads.sock"), "--admin-socket", filepath.Join(dir, "admin", "admin.sock"))
-			if err != nil {
-				return nil, err
+			state := filepath.Join(dir, fmt.Sprintf("state-%d-%d", n, round))
+			start := func(settle bool) (time.Duration, error) {
+				a, err := startProgram(ctx, dir, bin, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig, "--state-dir", state,
+					"--ads-socket", filepath.Join(dir, "ads", "ads.sock"), "--admin-socket", filepath.Join(dir, "admin", "admin.sock"))
+				if err != nil {
+					return 0, err
+				}
+				defer a.stop()
+				d, err := a.ready(ctx)
+				if err == nil && settle {
+					memory, err = a.settle(ctx, r)
+				}
+				if resumed := strings.Contains(a.printed(), "resumed from the checkpoint"); err == nil && resumed != (len(again) < len(ours)) {
+					err = fmt.Errorf("resumed %t: %s", resumed, a.printed())
+				}
+				return d, err
 			}
-			if d, err = a.ready(ctx); err != nil {
-				a.stop()
+			if d, err = start(memories && round == rounds-1); err != nil {
 				return nil, err
 			}
 			ours = append(ours, d)
-			memory, err = a.settle(ctx, r)
-			a.stop()
-			if err != nil {
+			r.progress("%d pods: agent ready in %v", n, d.Round(time.Millisecond))
+			if d, err = start(false); err != nil {
 				return nil, err
 			}
-			r.progress("%d pods: agent ready in %v, %.0f MB resident, %.0f at most", n, d.Round(time.Millisecond), memory.now, memory.peak)
+			again = append(again, d)
+			r.progress("%d pods: started again, ready in %v", n, d.Round(time.Millisecond))
 		}
+		value, baseline := milliseconds(median(ours)), milliseconds(median(raw))
+		restart := milliseconds(median(again))
+		results = append(results,
+			result{Name: "start" + name, Value: value, Unit: "ms", Baseline: baseline, Ratio: baseline / value},
+			result{Name: "restart" + name, Value: restart, Unit: "ms", Baseline: value, Ratio: value / restart})
+		if !memories {
+			continue
+		}
+		r.progress("%d pods: agent, %.0f MB resident, %.0f at most", n, memory.now, memory.peak)
 		exe, err := os.Executable()
 		if err != nil {
 			return nil, err
@@ -106,9 +128,7 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 			return nil, err
 		}
 		r.progress("%d pods: stock informer, %.0f MB resident, %.0f at most", n, informer.now, informer.peak)
-		value, baseline := milliseconds(median(ours)), milliseconds(median(raw))
 		results = append(results,
-			result{Name: "start" + name, Value: value, Unit: "ms", Baseline: baseline, Ratio: baseline / value},
 			result{Name: "memory" + name, Value: memory.now, Unit: "MB", Baseline: informer.now, Ratio: informer.now / memory.now},
 			result{Name: "memory-peak" + name, Value: memory.peak, Unit: "MB", Baseline: informer.peak, Ratio: informer.peak / memory.peak})
 	}

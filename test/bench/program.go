@@ -49,7 +49,7 @@ func (r *run) agent(ctx context.Context) (string, error) {
 	}
 	r.progress("building the agent")
 	bin := filepath.Join(r.dir, "fingerpost")
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", bin, "github.com/fingerpost/fingerpost/cmd/fingerpost")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", bin, "github.com/fingerpost/fingerpost/cmd/fingerpost")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
