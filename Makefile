@@ -14,7 +14,7 @@ ONLY    ?=
 TEST_JSON ?= bin/test.json
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-short test-kind bench lint generate-check image clean
+.PHONY: help build demo test test-short test-kind bench bench-short lint generate-check image clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,8 +42,14 @@ test-kind: ## tests on a real cluster
 		echo "make test-kind: there are no cluster tests yet" >&2; exit 1; \
 	fi
 
-bench: ## benchmarks into bench.json; ONLY=name for some
-	$(GO) run ./test/bench -only "$(ONLY)" -o bench.json
+bench: ## benchmarks into bench.json, half an hour or more; ONLY=prefix for some
+bench-short: ## a rough picture of them in two minutes
+bench-short: BENCH_FLAGS = -short
+bench bench-short:
+	@$(BRING) etcd kube-apiserver
+	@mkdir -p bin
+	$(GO) build -o bin/bench ./test/bench
+	exec bin/bench $(BENCH_FLAGS) -only "$(ONLY)" -o bench.json
 
 lint: ## the linters of .golangci.yml
 	@$(BRING) lint

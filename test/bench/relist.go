@@ -44,7 +44,7 @@ func runRelist(ctx context.Context, r *run) ([]result, error) {
 	if _, err := api.Client.CoreV1().Namespaces().Create(ctx, ns, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	if err := api.WritePods(ctx, clusterPods(0, pods)); err != nil {
+	if err := api.WritePods(ctx, clusterPods(0, pods, 10)); err != nil {
 		return nil, err
 	}
 	if err := awaitPods(ctx, api.Config, pods); err != nil {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -96,14 +95,6 @@ type typeState struct {
 	flying   []sentEntry       // SotW full sets: what the response in flight newly carries
 }
 
-// message is a response on its way to the client.
-type message struct {
-	t         xds.Type
-	resources int
-	delta     *discovery.DeltaDiscoveryResponse
-	sotw      *discovery.DiscoveryResponse
-}
-
 func newStream(s *Server, delta bool, only xds.Type) *stream {
 	return &stream{
 		s: s, delta: delta, only: only, connected: time.Now(),
@@ -163,7 +154,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 			}
 			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
-			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].resources))
+			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(len(msgs[i].resources)))
 		}
 		hold.Stop()
 		if !until.IsZero() {
@@ -390,7 +381,7 @@ func (st *stream) release(dropped bitset) {
 	defer st.mu.Unlock()
 	for t := range st.types {
 		ts := &st.types[t]
-		ts.subscribed.each(nil, func(id uint32) bool {
+		ts.subscribed.each(bitset{}, func(id uint32) bool {
 			if dropped.has(id) {
 				ts.miss(st.s.table.slots[id].name)
 			}
