@@ -54,7 +54,6 @@ func hostCluster(name string, e endpoint) *clusterv3.Cluster {
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 	c.EdsClusterConfig = nil
 	c.DnsLookupFamily = clusterv3.Cluster_ALL
-	c.RespectDnsTtl = true
 	c.LoadAssignment = assignment(name, []endpoint{e})
 	return c
 }

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -58,13 +59,17 @@ func (e endpoint) String() string {
 	return e.addr.String()
 }
 
-// address names a host with a dot at the end: it is not looked for in the search
-// domains of the caller, as the CNAME that it stands for is not.
+// address ends a host with a dot: as the CNAME that it stands for, it is not to
+// be looked for in the caller's search domains. One label alone (localhost)
+// stands without the dot in /etc/hosts, where resolvers compare it so.
 func (e endpoint) address() *corev3.Address {
-	if e.host != "" {
+	switch {
+	case e.host == "":
+		return tcpAddress(e.addr.Addr().String(), e.addr.Port())
+	case strings.Contains(e.host, "."):
 		return tcpAddress(e.host+".", e.addr.Port())
 	}
-	return tcpAddress(e.addr.Addr().String(), e.addr.Port())
+	return tcpAddress(e.host, e.addr.Port())
 }
 
 func (e endpoint) serving() bool { return e.pod.State == nodecache.Serving }

@@ -37,9 +37,13 @@ type EndpointView struct {
 	Owner nodecache.OwnerKey `json:"-"`
 }
 
+// ByName tells whether it is a host that clients resolve themselves, by what
+// stands in the cluster: there are no endpoints to be sent.
+func (e *EndpointView) ByName() bool { return e.Pod == "" }
+
 // String says where it is.
 func (e *EndpointView) String() string {
-	if e.Pod == "" {
+	if e.ByName() {
 		return e.Address + ", by its DNS name"
 	}
 	return fmt.Sprintf("%s pod %s on node %q", e.Address, e.Pod, e.Node)
