@@ -7,8 +7,10 @@ import (
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fingerpost/fingerpost/demo"
+	"github.com/fingerpost/fingerpost/test/harness"
 )
 
 // external is an ExternalName Service of prod that was created in the minute and
@@ -31,7 +33,8 @@ func TestExternalNameTakesCallsWhileItsServiceIsTheOldest(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w, s := newWorld(t), newSite(t)
-			outside, err := demo.StartSample("outside", "127.0.0.1:0", []string{"bank.Accounts"})
+			r := newReflections()
+			outside, err := demo.StartSample("outside", "127.0.0.1:0", []string{"bank.Accounts"}, r.option())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -57,6 +60,9 @@ func TestExternalNameTakesCallsWhileItsServiceIsTheOldest(t *testing.T) {
 				proceeds(t, answered)
 			}
 			stop()
+			if n := r.streams(); n != 0 {
+				t.Errorf("the host was asked %d times what it serves", n)
+			}
 
 			at := fmt.Sprintf("localhost:%d", outside.Port())
 			for _, v := range a.services() {
@@ -82,5 +88,64 @@ func TestExternalNameTakesCallsWhileItsServiceIsTheOldest(t *testing.T) {
 			write(&bare)
 			reaches(t, conn, "bank.Accounts", "bank-1-a")
 		})
+	}
+}
+
+// The pods of a headless Service are reached by a route through every port of
+// its, also where it has none; so are addresses that somebody wrote by hand, and
+// a pod that is not Ready of a Service that publishes it. A name outside the
+// cluster is not.
+func TestRoutesReachWhatStandsBehindOddServices(t *testing.T) {
+	m := newMesh(t)
+	m.front("web", m.rest("web-1-a", echo("web")))
+	one, two := m.rest("one-1-a", echo("one")), m.rest("two-1-a", echo("two"))
+	unready, manual := m.rest("unready-1-a", echo("unready")), m.rest("manual-1-a", echo("manual"))
+	for _, name := range []string{"headless", "portless", "publishing"} {
+		pods := map[string][]*corev1.Pod{"headless": {one, two}, "portless": {one}, "publishing": {unready}}[name]
+		m.front(name, pods...)
+		m.services[name][0].(*corev1.Service).Spec.ClusterIP = corev1.ClusterIPNone
+	}
+	m.services["portless"][0].(*corev1.Service).Spec.Ports = nil
+	m.services["portless"][1].(*discoveryv1.EndpointSlice).Ports = nil
+	notReady(unready)
+	m.services["publishing"][0].(*corev1.Service).Spec.PublishNotReadyAddresses = true
+	m.front("manual", manual)
+	m.services["manual"][0].(*corev1.Service).Spec.Selector = nil
+	m.services["manual"][1].(*discoveryv1.EndpointSlice).Endpoints[0].TargetRef = nil
+	m.remove(manual)
+	outside := external(1, "localhost", 1)
+	outside.Spec.Ports = []corev1.ServicePort{{Port: 80}}
+	m.services["outside"] = []any{outside}
+	port := one.Spec.Containers[0].Ports[0].ContainerPort
+	m.route("HTTPRoute", "prod", "odd", "web", fmt.Sprintf(`
+  - matches: [{path: {value: /headless}}]
+    backendRefs: [{name: headless, port: 80}]
+  - matches: [{path: {value: /portless}}]
+    backendRefs: [{name: portless, port: %d}]
+  - matches: [{path: {value: /publishing}}]
+    backendRefs: [{name: publishing, port: 80}]
+  - matches: [{path: {value: /manual}}]
+    backendRefs: [{name: manual, port: 80}]
+  - matches: [{path: {value: /outside}}]
+    backendRefs: [{name: outside, port: 80}]
+`, port))
+	m.put()
+	m.sidecar(t, "delta", "prod/me")
+	for _, path := range []string{"/portless", "/publishing", "/manual"} {
+		who := map[string]string{"/portless": "one", "/publishing": "unready", "/manual": "manual"}[path]
+		m.answers(request{host: "web.prod", path: path}, fmt.Sprintf("200 %s GET %s", who, path))
+	}
+	m.answers(request{host: "web.prod", path: "/outside"}, "500 rule 4 of HTTPRoute prod/odd has no backend that can be called")
+	seen := map[string]bool{}
+	harness.Eventually(t, soon, func() error {
+		code, body, err := m.http(request{host: "web.prod", path: "/headless"})
+		seen[fmt.Sprint(code, " ", body)] = true
+		if len(seen) < 2 {
+			return fmt.Errorf("answered by %v, %w", seen, err)
+		}
+		return nil
+	})
+	if !seen["200 one GET /headless"] || !seen["200 two GET /headless"] {
+		t.Errorf("the headless Service's calls are answered by %v", seen)
 	}
 }
