@@ -160,7 +160,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.close()
 		return nil, err
 	}
-	a.feed = newFeed(a.dir, a.compiler, a.server)
+	a.feed = newFeed(a)
 	a.follower = a.newFollower()
 	a.registry.MustRegister(&gauges{a}, a.invalid)
 	return a, nil

@@ -46,6 +46,8 @@ func (a *Agent) openGate(ctx context.Context) error {
 		return nil
 	}
 	a.feed.flush()
+	// A client that comes back must not be without them for a moment.
+	a.feed.settled(bound)
 	current := a.current()
 	if !current {
 		// What the checkpoint lacks may be on its way.
