@@ -56,7 +56,8 @@ type Agent struct {
 	feed      *feed
 	server    *ads.Server
 	follower  *report.Follower
-	writer    *report.Writer // nil: there is no API server
+	writer    *report.Writer   // nil: there is no API server
+	statuses  *report.Statuses // nil with it
 	gate      gate
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
@@ -212,8 +213,9 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { a.collector.Run(ctx); return nil })
 	g.Go(func() error { return a.feed.run(ctx) })
 	g.Go(func() error { return a.openGate(ctx) })
-	g.Go(func() error { a.follow(ctx); return nil })
+	g.Go(func() error { return a.afterGate(ctx, a.follower.Run) })
 	if a.writer != nil {
+		g.Go(func() error { return a.afterGate(ctx, a.statuses.Run) })
 		g.Go(func() error { a.writer.Run(ctx); return nil })
 	}
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })

@@ -154,6 +154,7 @@ func (c *Cluster) Status() Status {
 	if !since.IsZero() {
 		st.stale(since, err)
 	}
+	_, st.Services = c.lanes[0].health.trouble()
 	st.Pending += c.routes.pending()
 	st.Routes = c.routes.state()
 	return st
