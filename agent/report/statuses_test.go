@@ -27,21 +27,24 @@ import (
 
 // routeWorld is a namespace of an API server that has routes.
 type routeWorld struct {
-	t   *testing.T
-	api *harness.APIServer
-	ns  string
+	t       *testing.T
+	api     *harness.APIServer
+	ns      string
+	version string // in which the test reads and writes
 	// patches counts the statuses that were written by all agents.
 	patches atomic.Int32
-	// onRead, if set, is called before each read of a route.
+	reads   atomic.Int32 // of routes, by all agents
+	// onRead, if set, is called after each of them.
 	onRead atomic.Pointer[func()]
 }
 
-func newRouteWorld(t *testing.T) *routeWorld {
+func newRouteWorld(t *testing.T) *routeWorld { return routeWorldOf(t, harness.GatewayCRDs(t)...) }
+
+func routeWorldOf(t *testing.T, crds ...*unstructured.Unstructured) *routeWorld {
 	api := harness.SharedAPIServer(t)
-	crds := harness.GatewayCRDs(t)
 	api.InstallCRDs(t, crds...)
 	t.Cleanup(func() { api.RemoveCRDs(t, crds...) })
-	return &routeWorld{t: t, api: api, ns: api.Namespace(t)}
+	return &routeWorld{t: t, api: api, ns: api.Namespace(t), version: "v1"}
 }
 
 type counted struct {
@@ -50,10 +53,13 @@ type counted struct {
 }
 
 func (c counted) RoundTrip(r *http.Request) (*http.Response, error) {
-	if f := c.w.onRead.Load(); f != nil && r.Method == http.MethodGet && r.URL.RawQuery == "" && strings.Contains(r.URL.Path, "routes/") {
-		(*f)()
-	}
 	resp, err := c.next.RoundTrip(r)
+	if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "routes/") {
+		c.w.reads.Add(1)
+		if f := c.w.onRead.Load(); f != nil {
+			(*f)()
+		}
+	}
 	if err == nil && r.Method == http.MethodPatch && resp.StatusCode == http.StatusOK {
 		c.w.patches.Add(1)
 	}
@@ -110,7 +116,7 @@ func (w *routeWorld) agentWith(node, refuses string) *writer {
 }
 
 func (w *routeWorld) routes(kind string) dynamic.ResourceInterface {
-	gvr := schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: "v1", Resource: strings.ToLower(kind) + "s"}
+	gvr := schema.GroupVersionResource{Group: "gateway.networking.k8s.io", Version: w.version, Resource: strings.ToLower(kind) + "s"}
 	return w.api.Dynamic(w.t).Resource(gvr).Namespace(w.ns)
 }
 
@@ -118,7 +124,7 @@ func (w *routeWorld) routes(kind string) dynamic.ResourceInterface {
 func (w *routeWorld) put(kind, name, spec string) {
 	w.t.Helper()
 	o := &unstructured.Unstructured{}
-	text := fmt.Sprintf("{apiVersion: gateway.networking.k8s.io/v1, kind: %s, metadata: {name: %s}, spec: %s}", kind, name, spec)
+	text := fmt.Sprintf("{apiVersion: gateway.networking.k8s.io/%s, kind: %s, metadata: {name: %s}, spec: %s}", w.version, kind, name, spec)
 	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
 		w.t.Fatal(err)
 	}
@@ -216,7 +222,7 @@ func (w *routeWorld) routeEvents() []string {
 	}
 	var out []string
 	for _, e := range l.Items {
-		if e.Type != corev1.EventTypeWarning || e.InvolvedObject.APIVersion != "gateway.networking.k8s.io/v1" {
+		if e.Type != corev1.EventTypeWarning || e.InvolvedObject.APIVersion != "gateway.networking.k8s.io/"+w.version {
 			w.t.Errorf("event %+v", e)
 		}
 		if !strings.HasPrefix(e.InvolvedObject.Name, "mark") {
@@ -349,34 +355,26 @@ func TestWhatOthersSayStays(t *testing.T) {
 	kept := []string{"example.org/gateway gw Accepted=Unknown/Pending@1", "example.org/gateway gw example.org/Special=True/R@9"}
 	w.says("HTTPRoute", "r", kept...)
 
-	// It changes just when the agent has read the route.
-	var once atomic.Bool
-	changes := func() {
-		if !once.Swap(true) {
-			o := w.get("HTTPRoute", "r")
-			o.SetLabels(map[string]string{"changed": "meanwhile"})
-			if _, err := w.routes("HTTPRoute").Update(context.Background(), o, metav1.UpdateOptions{}); err != nil {
-				t.Error(err)
-			}
-		}
-	}
 	w.put("HTTPRoute", "r", `{parentRefs: [{name: gw}, {group: "", kind: Service, name: web}], rules: [{}]}`)
 	own := []string{"web Accepted=True/Accepted@2", "web ResolvedRefs=True/ResolvedRefs@2"}
 	w.says("HTTPRoute", "r", append(slices.Clone(kept), own...)...)
+
+	// The other one changes its mind just when the agent has read the route. A
+	// condition that somebody added to the agent's own entry stays as well.
+	spoilt, later := other("fingerpost.dev/agent", "web", special), other("example.org/gateway", "gw", special)
+	later["conditions"].([]any)[0].(map[string]any)["status"] = "True"
+	var once atomic.Bool
+	changes := func() {
+		if !once.Swap(true) {
+			set(spoilt, later)
+		}
+	}
 	w.onRead.Store(&changes)
-	// A condition of the own entry that is somebody else's stays as well.
-	spoilt := other("fingerpost.dev/agent", "web", special)
 	set(spoilt, foreign)
-	o := w.says("HTTPRoute", "r", kept[0], kept[1], own[0], "web example.org/Special=True/R@9", own[1])
-	if !once.Load() {
-		t.Error("nobody changed the route meanwhile")
-	}
+	o := w.says("HTTPRoute", "r", "example.org/gateway gw Accepted=True/Pending@1", kept[1], own[0], "web example.org/Special=True/R@9", own[1])
 	parents, _, _ := unstructured.NestedSlice(o.Object, "status", "parents")
-	if got, want := fmt.Sprint(parents[0]), fmt.Sprint(foreign); got != want {
+	if got, want := fmt.Sprint(parents[0]), fmt.Sprint(later); got != want {
 		t.Errorf("the other's entry is\n%s\nwas\n%s", got, want)
-	}
-	if o.GetLabels()["changed"] != "meanwhile" {
-		t.Error("what was changed meanwhile is lost")
 	}
 	w.settled("HTTPRoute", "r")
 }
@@ -415,8 +413,8 @@ func TestElectionRewritesNoStatus(t *testing.T) {
 			t.Errorf("%s was written again", name)
 		}
 	}
-	if n := w.patches.Load(); n != 3+4 { // and the marks
-		t.Errorf("%d statuses written, want 7", n)
+	if n, m := w.reads.Load(), w.patches.Load(); n >= 3+4+3 || m != 3+4 { // the marks are four
+		t.Errorf("%d statuses read and %d written, want 7", n, m)
 	}
 }
 
@@ -437,6 +435,32 @@ func TestStatusesThatMayNotBeWrittenAreNamed(t *testing.T) {
 	if n := strings.Count(a.log.String(), "level=WARN"); n != 1 {
 		t.Errorf("the log has %d warnings, want 1:\n%s", n, a.log)
 	}
+}
+
+// A status is written in the version in which its route is read.
+func TestStatusInAnOlderVersion(t *testing.T) {
+	crds := harness.GatewayCRDs(t)
+	for _, crd := range crds {
+		versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
+		old := versions[0].(map[string]any) // their form is one
+		old["name"], old["storage"], old["served"] = "v1beta1", true, true
+		if err := unstructured.SetNestedSlice(crd.Object, []any{old}, "spec", "versions"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := routeWorldOf(t, crds...)
+	w.version = "v1beta1"
+	w.agent("n1").is("on: writer")
+	for _, kind := range []string{"HTTPRoute", "GRPCRoute"} {
+		w.put(kind, "r", toNobody)
+		w.says(kind, "r", "nobody Accepted=False/NoMatchingParent@1", "nobody ResolvedRefs=True/ResolvedRefs@1")
+	}
+	harness.Eventually(t, soon, func() error {
+		if got := w.routeEvents(); len(got) != 2 {
+			return fmt.Errorf("events %q", got)
+		}
+		return nil
+	})
 }
 
 // As long as Services may not be read nothing is said of routes to them.
