@@ -61,6 +61,11 @@ func (a *Agent) admin() http.Handler {
 	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
 	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
+	get("/explain/workload", func(r *http.Request) (any, error) { return a.explainWorkload(r.FormValue("name")) })
+	get("/explain/call", func(r *http.Request) (any, error) {
+		return a.explainCall(r.FormValue("from"), r.FormValue("authority"), r.FormValue("path"))
+	})
+	get("/decisions", a.serveDecisions)
 	mux.HandleFunc("POST /recollect", a.serveRecollect)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fingerpost/fingerpost/agent/collect"
+	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/agent/report"
 	"github.com/fingerpost/fingerpost/agent/schedule"
@@ -59,6 +60,7 @@ type Agent struct {
 	writer    *report.Writer   // nil: there is no API server
 	statuses  *report.Statuses // nil with it
 	gate      gate
+	journal   *journal.Journal
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
 	invalid    prometheus.Counter
@@ -95,7 +97,8 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if err != nil {
 		return nil, &UsageError{Err: err}
 	}
-	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid()}
+	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid(), journal: journal.New(0)}
+	told := witness{a.journal}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.store = kube.NewStore(a.dir, a.log)
 	if err := a.openSource(); err != nil {
@@ -141,21 +144,27 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if c.Locality != "even" {
 		a.parts["locality"] = fmt.Sprintf("even: %s is not built yet", c.Locality)
 	}
-	a.restore()
+	past := a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
-	a.collector = collect.New(collect.Options{
-		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Logger: a.log, Metrics: a.registry,
-	})
+	asks := collect.Options{
+		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Past: past,
+		Logger: a.log, Metrics: a.registry, Witness: told,
+	}
+	if c.tune != nil {
+		c.tune(&asks)
+	}
+	a.collector = collect.New(asks)
+	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
 		Scopes:     a.scopes,
 		Pod:        a.podOf,
-		Refused:    a.newRejected(),
+		Refused:    func(r ads.Refusal) { told.refused(r); rejected(r) },
 		Identifier: "fingerpost/" + c.Version + " " + c.nodeName(),
 		Logger:     a.log,
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
 	})
 	if err != nil {
 		a.close()
@@ -211,7 +220,7 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return a.source.Run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
 	g.Go(func() error { a.collector.Run(ctx); return nil })
-	g.Go(func() error { return a.feed.run(ctx) })
+	g.Go(func() error { return a.feed.run(ctx, a.source.Synced()) })
 	g.Go(func() error { return a.openGate(ctx) })
 	g.Go(func() error { return a.afterGate(ctx, a.follower.Run) })
 	if a.writer != nil {

@@ -45,6 +45,7 @@ type checkpoint struct {
 	saves   *prometheus.CounterVec
 	last    prometheus.Gauge
 	infos   uint64 // Directory.InfoChanges of the last save
+	past    uint64 // Collector.PastChanges of the last save
 	version uint64 // of the pods of the last save
 	failing bool
 
@@ -71,13 +72,14 @@ func newCheckpoint(dir string, r prometheus.Registerer) *checkpoint {
 	return k
 }
 
-// restore takes over what an earlier agent left.
-func (a *Agent) restore() {
+// restore takes over what an earlier agent left, and returns what the collector
+// has to know of it.
+func (a *Agent) restore() []nodecache.SavedPast {
 	k := newCheckpoint(a.config.StateDir, a.registry)
 	a.checkpoint = k
 	if k.file == nil {
 		a.setPart("checkpoint", "off: no --state-dir")
-		return
+		return nil
 	}
 	k.file.Log = a.log
 	saved, err := k.file.Load()
@@ -92,6 +94,7 @@ func (a *Agent) restore() {
 	if s, ok := a.source.(versioned); ok {
 		s.Resume(saved.Pods)
 	}
+	return saved.Past
 }
 
 // checkpointState says how the checkpoint is; the log hears of a change.
@@ -127,7 +130,7 @@ func (a *Agent) keepCheckpoint(ctx context.Context) error {
 		select {
 		case <-sub.Changed():
 			sub.Poll() // what changed is of no interest
-			if k.failing || a.dir.InfoChanges() == k.infos {
+			if k.failing || a.dir.InfoChanges() == k.infos && a.collector.PastChanges() == k.past {
 				continue
 			}
 			now := time.Now()
@@ -158,7 +161,7 @@ func (a *Agent) keepCheckpoint(ctx context.Context) error {
 func (a *Agent) save(ctx context.Context, bound time.Duration, last bool) {
 	k := a.checkpoint
 	begun := time.Now()
-	infos := a.dir.InfoChanges()
+	infos, past := a.dir.InfoChanges(), a.collector.PastChanges()
 	var pods nodecache.Unit
 	if s, ok := a.source.(versioned); ok && s.Version() != k.version && (last || begun.Sub(k.podsAt) >= podsEvery) {
 		ctx, cancel := context.WithTimeout(ctx, bound)
@@ -170,10 +173,10 @@ func (a *Agent) save(ctx context.Context, bound time.Duration, last bool) {
 		}
 		cancel()
 	}
-	if infos == k.infos && pods.Line == "" && !k.failing {
+	if infos == k.infos && past == k.past && pods.Line == "" && !k.failing {
 		return
 	}
-	err := k.file.Save(a.dir.Snapshot(), pods)
+	err := k.file.Save(a.dir.Snapshot(), a.collector.Past(), pods)
 	a.checkpointState(err)
 	k.savedAt = time.Now()
 	k.took = k.savedAt.Sub(begun)
@@ -181,7 +184,7 @@ func (a *Agent) save(ctx context.Context, bound time.Duration, last bool) {
 		k.saves.WithLabelValues("failed").Inc()
 		return
 	}
-	k.infos = infos
+	k.infos, k.past = infos, past
 	if pods.Line != "" {
 		k.version, k.podsAt = pods.Version, k.savedAt
 	}

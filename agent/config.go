@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/fingerpost/fingerpost/agent/collect"
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/xds/ads/socket"
 	"github.com/fingerpost/fingerpost/xds/bootstrap"
@@ -49,6 +50,8 @@ type Config struct {
 
 	LogTo   io.Writer // nil: standard error
 	Version string    // of this build
+
+	tune func(*collect.Options) // of tests; nil: nothing
 }
 
 // Defaults returns the configuration of an agent that was told nothing.

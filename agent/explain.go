@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds/resources"
 )
@@ -32,7 +33,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
 	m, ok := a.dir.Member(r.UID)
 	if !ok {
-		m = nodecache.Member{Pod: r.Pod}
+		m = nodecache.Member{Pod: &r.Pod}
 	}
 	for _, h := range m.AllHints() {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
@@ -43,9 +44,12 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
 	}
-	for _, note := range r.Notes {
+	for _, note := range r.Notes() {
 		e.fact("note", "%s", note)
 	}
+	defer func() {
+		e.decided(a.decisions(shownDecisions, func(j *journal.Entry) bool { return j.Owner == r.Owner }))
+	}()
 	if r.State == nodecache.Absent {
 		e.Verdict = fmt.Sprintf("%s is not served: %s", id, r.Reason)
 		return e, nil
@@ -55,7 +59,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		e.Verdict = fmt.Sprintf("%s is not served yet: its event is being handled", id)
 		return e, nil
 	}
-	a.explainOwner(e, o, r.Pod)
+	a.explainOwner(e, o, &r.Pod)
 	var served, others []string
 	for _, m := range o.Pods {
 		if m.UID == r.UID && m.Shadowed {
@@ -104,6 +108,14 @@ func (a *Agent) whyPresumed(o *nodecache.Owner, p *nodecache.Presumption) string
 	return fmt.Sprintf("presumed from %s (%s), since its own collect does not disprove it: %s", p.Name, p.From, a.knowledge(o))
 }
 
+// saysState is the state of an endpoint, and why where that is presumed.
+func (a *Agent) saysState(ep *resources.EndpointView, service string) string {
+	if o := a.dir.Owner(ep.Owner); o != nil && o.Presumption(service) != nil && ep.State == resources.StatePresumed {
+		return a.whyPresumed(o, o.Presumption(service))
+	}
+	return ep.State
+}
+
 // knowledge says what is known of an owner, and why not more.
 func (a *Agent) knowledge(o *nodecache.Owner) string {
 	return strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": ")
@@ -139,16 +151,21 @@ func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.
 	}
 	e.fact("learned", "by %s at %s%s", o.Info.Origin, at.UTC().Format("2006-01-02T15:04:05Z"), asked)
 	for _, p := range o.Info.For(pod) {
-		var names []string
-		for _, s := range p.Services {
-			names = append(names, s.Name)
-		}
-		says := strings.Join(names, ", ")
-		if says == "" {
-			says = p.Detail
-		}
-		e.fact(fmt.Sprintf("port %d", p.Port), "%s", strings.TrimSuffix(string(p.State)+": "+says, ": "))
+		e.fact(fmt.Sprintf("port %d", p.Port), "%s", saysPort(&p))
 	}
+}
+
+// saysPort says what a port turned out to be.
+func saysPort(p *nodecache.PortInfo) string {
+	var names []string
+	for _, s := range p.Services {
+		names = append(names, s.Name)
+	}
+	says := strings.Join(names, ", ")
+	if says == "" {
+		says = p.Detail
+	}
+	return strings.TrimSuffix(string(p.State)+": "+says, ": ")
 }
 
 func (a *Agent) services() []resources.ServiceView {
@@ -168,11 +185,7 @@ func (a *Agent) explainService(name string) *Explanation {
 		found++
 		e.fact(s.Namespace, "cluster %s/%s, provided by %s", s.Namespace, s.Name, strings.Join(s.Owners, ", "))
 		for _, ep := range s.Endpoints {
-			state := ep.State
-			if o := a.dir.Owner(ep.Owner); o != nil && o.Presumption(name) != nil && state == resources.StatePresumed {
-				state = a.whyPresumed(o, o.Presumption(name))
-			}
-			e.fact(s.Namespace, "%s pod %s on node %q, %s", ep.Address, ep.Pod, ep.Node, state)
+			e.fact(s.Namespace, "%s pod %s on node %q, %s", ep.Address, ep.Pod, ep.Node, a.saysState(&ep, name))
 		}
 		if len(s.Endpoints) == 0 {
 			e.fact(s.Namespace, "no endpoint: no pod of the provider is serving")
@@ -208,5 +221,6 @@ func (a *Agent) explainService(name string) *Explanation {
 	default:
 		e.Verdict = fmt.Sprintf("%s is served in %d namespace(s)", name, found)
 	}
+	e.decided(a.decisions(shownDecisions, func(j *journal.Entry) bool { return j.Service == name }))
 	return e
 }

@@ -47,9 +47,16 @@ func newFeed(a *Agent) *feed {
 	return f
 }
 
-// run publishes until ctx ends.
-func (f *feed) run(ctx context.Context) error {
+// run publishes until ctx ends. It begins once the source has synced: nobody is
+// answered before, and an owner that is compiled once, not as often as another
+// of its pods comes, spares much of what a start costs.
+func (f *feed) run(ctx context.Context, synced <-chan struct{}) error {
 	defer f.sub.Close()
+	select {
+	case <-synced:
+	case <-ctx.Done():
+		return nil
+	}
 	for {
 		select {
 		case <-f.sub.Changed():

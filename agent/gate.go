@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -56,9 +55,7 @@ func (a *Agent) openGate(ctx context.Context) error {
 	a.server.OpenGate()
 	a.gate.open.Store(true)
 	close(a.gate.opened)
-	// The first list took much more memory than what is kept of it. Nothing
-	// grows from here on, so the runtime would give it back late.
-	defer debug.FreeOSMemory()
+	defer a.release()
 	if err != nil {
 		a.log.Warn("gate open, though not every owner was asked what it serves", "after", time.Since(begun).Round(time.Millisecond), "missing", a.missing())
 	} else {

@@ -3,13 +3,12 @@ package agent
 import (
 	"context"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/fingerpost/fingerpost/agent/report"
 	"github.com/fingerpost/fingerpost/nodecache"
-	"github.com/fingerpost/fingerpost/xds"
+	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/resources"
 )
 
@@ -57,21 +56,21 @@ func (a *Agent) newFollower() *report.Follower {
 	return report.NewFollower(o)
 }
 
-// newRejected returns what makes an Event of a client's refusal, nil where none
-// can be written.
-func (a *Agent) newRejected() func(*corev3.Node, xds.Type, string) {
+// newRejected returns what makes an Event of what a client refuses with words
+// that it has not said before. It does nothing where none can be written.
+func (a *Agent) newRejected() func(ads.Refusal) {
 	if a.writer == nil {
-		return nil
+		return func(ads.Refusal) {}
 	}
 	limit := flowcontrol.NewTokenBucketRateLimiter(rejectedRate, rejectedBurst)
-	return func(node *corev3.Node, t xds.Type, text string) {
-		client, err := resources.ParseClient(node)
-		if err != nil {
+	return func(r ads.Refusal) {
+		client, err := resources.ParseClient(r.Node)
+		if err != nil || r.Said {
 			return
 		}
 		pod := a.store.Pod(client.Namespace, client.Pod)
 		if pod != nil && pod.Node == a.config.nodeName() && limit.TryAccept() {
-			a.writer.Say(report.Rejected(pod.Pod, t.String(), text))
+			a.writer.Say(report.Rejected(&pod.Pod, r.Type.String(), r.Error))
 		}
 	}
 }

@@ -23,6 +23,7 @@ const (
 	sectionInfo  = "info"
 	sectionFiles = "files"
 	sectionPods  = "pods"
+	sectionPast  = "past"
 )
 
 const (
@@ -74,6 +75,7 @@ type Unit struct {
 // Saved is the content of a checkpoint.
 type Saved struct {
 	Infos []SavedInfo
+	Past  []SavedPast
 	Pods  Unit
 }
 
@@ -82,11 +84,14 @@ type Saved struct {
 type savedOwner struct {
 	Name     string
 	Workload Workload
-	Created  time.Time  `json:",omitzero"`
-	Oldest   time.Time  `json:",omitzero"`
-	Export   string     `json:",omitempty"`
-	Info     Info       // without Files
-	Files    [][][]byte // of each port, in the order of Info.All: the hashes of its files
+	Created  time.Time       `json:",omitzero"`
+	Oldest   time.Time       `json:",omitzero"`
+	Export   string          `json:",omitempty"`
+	Declared []Declared      `json:",omitempty"`
+	Behind   []SavedStanding `json:",omitempty"`
+	Unasked  bool            `json:",omitempty"` // there is no Info
+	Info     Info            // without Files
+	Files    [][][]byte      // of each port, in the order of Info.All: the hashes of its files
 }
 
 // Prepare makes the directory and returns an error if it could not be written.
@@ -167,7 +172,8 @@ func decode(sections []section) (*Saved, error) {
 			out.Infos = append(out.Infos, s)
 		}
 	}
-	return out, nil
+	out.Past, err = parsePast(sections)
+	return out, err
 }
 
 func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, error) {
@@ -179,9 +185,19 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	if err != nil {
 		return SavedInfo{}, err
 	}
-	s := SavedInfo{Key: key, Name: v.Name, Workload: v.Workload, Created: v.Created, Oldest: v.Oldest, Export: v.Export, Info: &v.Info}
+	s := SavedInfo{
+		Key: key, Name: v.Name, Workload: v.Workload, Created: v.Created, Oldest: v.Oldest,
+		Export: v.Export, Declared: v.Declared, Behind: v.Behind, Info: &v.Info,
+	}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)
+	}
+	for i := range s.Declared {
+		slices.Sort(s.Declared[i].Services) // readers search them
+	}
+	if v.Unasked {
+		s.Info = nil
+		return s, nil
 	}
 	for p := range v.Info.All() {
 		if len(v.Files) == 0 {
@@ -206,11 +222,12 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	return s, nil
 }
 
-// Save merges the infos and pods, which may be none, into the file. Of infos
-// that the file has for the same owner, those collected later win. What the
-// file has of other owners stays until its end, or until nobody has held it for
-// ten minutes. An error leaves the file as it was.
-func (c *Checkpoint) Save(infos []SavedInfo, pods Unit) error {
+// Save merges the infos, the past and the pods, which may be none, into the
+// file. Of infos that the file has for the same owner, those collected later
+// win. What the file has of other owners stays until its end, or until nobody
+// has held it for ten minutes. What is past counts until its end, whoever saw
+// it. An error leaves the file as it was.
+func (c *Checkpoint) Save(infos []SavedInfo, past []SavedPast, pods Unit) error {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return err
 	}
@@ -225,23 +242,20 @@ func (c *Checkpoint) Save(infos []SavedInfo, pods Unit) error {
 			return err
 		}
 	}
-	var m merge
-	if err := m.infos(old, infos, time.Now()); err != nil {
+	m, err := mergeAll(old, infos, past, pods)
+	if err != nil {
 		if err := c.setAside(&unusableError{err}); err != nil {
 			return err
 		}
-		old, m = nil, merge{}
-		if err := m.infos(nil, infos, time.Now()); err != nil {
+		if m, err = mergeAll(nil, infos, past, pods); err != nil {
 			return err
 		}
 	}
-	m.pods(old, pods)
-	m.rest(old)
 	if m.dropped > 0 && !c.tooLarge {
 		c.log().Warn("the checkpoint is full; some owners will be collected again after a restart", "owners", m.dropped)
 	}
 	c.tooLarge = m.dropped > 0
-	return c.replace(&m)
+	return c.replace(m)
 }
 
 // read returns the sections of the file, nil where there is none.

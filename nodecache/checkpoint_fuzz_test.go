@@ -17,11 +17,15 @@ func FuzzCheckpoint(f *testing.F) {
 	in := savedInfo("a", 1, "pkg.B", "pkg.A")
 	in.Info.Ports[0].Files = []unique.Handle[string]{unique.Make("file")}
 	in.Until = time.Unix(1<<40, 0)
+	past := nodecache.SavedPast{
+		Key: ownerKey("a"), Calls: map[uint16][]time.Time{1: {time.Unix(1, 0)}},
+		Failure: &nodecache.SavedFailure{Count: 1, Reason: "x"}, Until: time.Now().Add(time.Hour),
+	}
 	var empty bytes.Buffer
 	if err := nodecache.WriteCheckpoint(&empty); err != nil {
 		f.Fatal(err)
 	}
-	whole, err := nodecache.MergeCheckpoint(empty.Bytes(), []nodecache.SavedInfo{in}, nodecache.Unit{Line: "c", Version: 1, Data: []byte("pods")})
+	whole, err := nodecache.MergeCheckpoint(empty.Bytes(), []nodecache.SavedInfo{in}, []nodecache.SavedPast{past}, nodecache.Unit{Line: "c", Version: 1, Data: []byte("pods")})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -31,6 +35,7 @@ func FuzzCheckpoint(f *testing.F) {
 	}
 	f.Add(whole, []byte(nil), []byte(nil), []byte(nil))
 	f.Add(whole[:len(whole)-1], []byte{1}, []byte{0xff}, []byte("x"))
+	f.Add([]byte(nil), []byte(sections[2].Payload), []byte(nil), []byte(nil))
 	f.Add([]byte(nil), []byte(sections[0].Payload), []byte(sections[1].Payload), []byte("pods"))
 	f.Fuzz(func(t *testing.T, file, infos, files, pods []byte) {
 		var built bytes.Buffer
@@ -38,6 +43,7 @@ func FuzzCheckpoint(f *testing.F) {
 			nodecache.Section{Name: "info", Kind: 2, Payload: string(infos)},
 			nodecache.Section{Name: "files", Kind: 2, Payload: string(files)},
 			nodecache.Section{Name: "pods", Kind: 1, Payload: string(pods)},
+			nodecache.Section{Name: "past", Kind: 2, Payload: string(infos)},
 			nodecache.Section{Name: "other", Kind: 7, Payload: string(pods)}))
 		for _, data := range [][]byte{file, built.Bytes()} {
 			got, err := nodecache.DecodeCheckpoint(data)
@@ -60,7 +66,7 @@ func FuzzCheckpoint(f *testing.F) {
 				}
 				d.RemovePod("p")
 			}
-			data, err = nodecache.MergeCheckpoint(data, d.Snapshot(), got.Pods)
+			data, err = nodecache.MergeCheckpoint(data, d.Snapshot(), got.Past, got.Pods)
 			must(t, err)
 			again, err := nodecache.DecodeCheckpoint(data)
 			must(t, err)

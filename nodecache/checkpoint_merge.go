@@ -35,6 +35,21 @@ func (m *merge) write(to io.Writer) error {
 	return w.end()
 }
 
+// mergeAll merges everything. An error is that of the sections.
+func mergeAll(old []section, infos []SavedInfo, past []SavedPast, pods Unit) (*merge, error) {
+	var m merge
+	now := time.Now()
+	if err := m.infos(old, infos, now); err != nil {
+		return nil, err
+	}
+	if err := m.past(old, past, now); err != nil {
+		return nil, err
+	}
+	m.pods(old, pods)
+	m.rest(old)
+	return &m, nil
+}
+
 // infos merges the sections info and files.
 func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 	held, err := parseEntries(find(old, sectionInfo).payload)
@@ -78,7 +93,7 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 	hashes := map[unique.Handle[string]][]byte{}
 	for _, s := range infos {
 		e := entry{key: s.Key.String(), seen: now.Unix()}
-		if !s.Info.Collected.IsZero() {
+		if s.Info != nil && !s.Info.Collected.IsZero() {
 			e.stamp = s.Info.Collected.UnixNano()
 		}
 		if !s.Until.IsZero() {
@@ -95,7 +110,13 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 				}
 			}
 		}
-		v := savedOwner{Name: s.Name, Workload: s.Workload, Created: s.Created, Oldest: s.Oldest, Export: s.Export, Info: s.Info.ownPorts()}
+		v := savedOwner{
+			Name: s.Name, Workload: s.Workload, Created: s.Created, Oldest: s.Oldest,
+			Export: s.Export, Declared: s.Declared, Behind: s.Behind, Unasked: s.Info == nil,
+		}
+		if s.Info != nil {
+			v.Info = s.Info.ownPorts()
+		}
 		for p := range v.Info.All() {
 			var sums [][]byte
 			for _, f := range p.Files {
@@ -179,7 +200,7 @@ func (m *merge) pods(old []section, u Unit) {
 func (m *merge) rest(old []section) {
 	for _, s := range old {
 		switch s.name {
-		case sectionInfo, sectionFiles, sectionPods:
+		case sectionInfo, sectionFiles, sectionPods, sectionPast:
 		default:
 			if m.size+len(s.payload) < maxFile-maxFile/16 {
 				m.add(s, s.payload)

@@ -34,7 +34,7 @@ func stateAt(t *testing.T, dir string) *state {
 
 func (s *state) save(pods nodecache.Unit, infos ...nodecache.SavedInfo) {
 	s.t.Helper()
-	must(s.t, s.Save(infos, pods))
+	must(s.t, s.Save(infos, nil, pods))
 }
 
 func (s *state) load() *nodecache.Saved {
@@ -226,7 +226,7 @@ func TestOverlappingWritersLoseNothing(t *testing.T) {
 			var mine []nodecache.SavedInfo
 			for r := range rounds {
 				mine = append(mine, savedInfo(fmt.Sprintf("w%d-%02d", w, r), r, "pkg.A"))
-				if err := s.Save(mine, nodecache.Unit{Line: "c", Version: uint64(r*writers + w), Data: fmt.Append(nil, r*writers+w)}); err != nil {
+				if err := s.Save(mine, nil, nodecache.Unit{Line: "c", Version: uint64(r*writers + w), Data: fmt.Append(nil, r*writers+w)}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -349,7 +349,7 @@ func TestDirectoryThatCannotBeWrittenIsAnError(t *testing.T) {
 	if _, err := s.Load(); err == nil {
 		t.Error("loaded from below a file")
 	}
-	if err := s.Save(nil, nodecache.Unit{}); err == nil {
+	if err := s.Save(nil, nil, nodecache.Unit{}); err == nil {
 		t.Error("saved below a file")
 	}
 	if err := s.Prepare(); err == nil {
@@ -373,5 +373,44 @@ func TestTenThousandOwnersAreLoaded(t *testing.T) {
 	t.Logf("saved in %v, loaded in %v", saved.Sub(begun), time.Since(saved))
 	if n != len(infos) {
 		t.Errorf("%d owners", n)
+	}
+}
+
+func TestPastOfAllWritersCounts(t *testing.T) {
+	a := newState(t)
+	b := stateAt(t, a.Dir)
+	now := time.Now().UTC()
+	at := func(minutes int) time.Time { return now.Add(time.Duration(minutes) * time.Minute) }
+	past := func(uid string, until int, failure *nodecache.SavedFailure, calls ...int) nodecache.SavedPast {
+		p := nodecache.SavedPast{Key: ownerKey(uid), Calls: map[uint16][]time.Time{50051: nil}, Failure: failure, Until: at(until)}
+		for _, c := range calls {
+			p.Calls[50051] = append(p.Calls[50051], at(c))
+		}
+		return p
+	}
+	fails := func(next int) *nodecache.SavedFailure {
+		return &nodecache.SavedFailure{Since: at(-1), Count: 2, Class: "deadline", Hung: true, Reason: "x", Next: at(next)}
+	}
+	must(t, a.Save(nil, []nodecache.SavedPast{past("both", 30, fails(10), -30, -20), past("a", 5, nil, -55), past("ended", -1, nil, -61)}, nodecache.Unit{}))
+	must(t, b.Save(nil, []nodecache.SavedPast{past("both", 50, nil, -20, -10), past("b", 1e6, fails(20))}, nodecache.Unit{}))
+	must(t, b.Save(nil, []nodecache.SavedPast{past("b", 40, fails(15))}, nodecache.Unit{}))
+	got := map[string]nodecache.SavedPast{}
+	for _, p := range a.load().Past {
+		got[p.Key.UID] = p
+	}
+	want := map[string]nodecache.SavedPast{
+		"a": past("a", 5, nil, -55), "b": past("b", 240, fails(20)), "both": past("both", 50, fails(10), -30, -20, -10),
+	}
+	if len(got) != len(want) {
+		t.Errorf("the past of %d owners, want %d", len(got), len(want))
+	}
+	for uid, w := range want {
+		g := got[uid]
+		if d := g.Until.Sub(w.Until); d < 0 || d > 5*time.Second {
+			t.Errorf("%s ends %s later than it should", uid, d)
+		}
+		if g.Until = w.Until; !reflect.DeepEqual(g, w) {
+			t.Errorf("%s: %+v %+v, want %+v %+v", uid, g, g.Failure, w, w.Failure)
+		}
 	}
 }

@@ -46,7 +46,7 @@ type record struct {
 	workload   Workload
 	created    time.Time // of the oldest pod seen in this generation
 	oldest     time.Time // of the oldest pod seen in any
-	pods       []*Pod    // sorted by comparePods
+	pods       []*Pod    // sorted by Pod.Compare
 	stored     Knowledge
 	before     Knowledge // what stored was before it became Collecting
 	reason     string    // of the last failure
@@ -65,6 +65,7 @@ type learned struct {
 	created  time.Time
 	oldest   time.Time
 	last     *Info // info, with what the last pod declared
+	declared []Declared
 	behind   []*Standing
 	export   string
 	until    time.Time // zero while the owner has pods
@@ -116,6 +117,16 @@ func (d *Directory) UpsertPod(p *Pod, replaces ...string) Reservation {
 		return Reservation{Key: p.Owner, Generation: d.owners[p.Owner].generation}
 	}
 	return d.upsertPod(p)
+}
+
+// Expect makes room for so many pods, if the directory has none: without it
+// the room grows with them, several times over.
+func (d *Directory) Expect(pods int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.pods) == 0 {
+		d.pods, d.claims = make(map[string]*Pod, pods), make(map[netip.Addr]*Pod, pods)
+	}
 }
 
 // RemovePod removes the pod with the UID, if it is there.
@@ -206,7 +217,7 @@ func (d *Directory) retain(p *Pod, rec *record) {
 	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: rec.workload, created: rec.created, oldest: rec.oldest,
-		last: last, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
+		last: last, declared: p.Declared, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
 	}
 }
 
@@ -219,12 +230,12 @@ func earlier(a, b time.Time) time.Time {
 }
 
 func (r *record) insert(p *Pod) {
-	i, _ := slices.BinarySearchFunc(r.pods, p, comparePods)
+	i, _ := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare)
 	r.pods = slices.Insert(r.pods, i, p)
 }
 
 func (r *record) remove(p *Pod) {
-	if i, ok := slices.BinarySearchFunc(r.pods, p, comparePods); ok {
+	if i, ok := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare); ok {
 		r.pods = slices.Delete(r.pods, i, i+1)
 	}
 }

@@ -39,7 +39,8 @@
 // first. Where both are there, the slice's pods stand behind the Service, which
 // their owner's view says: a [Standing] names the ports to which the Service
 // leads and those that it hints at. Where an owner stood last outlives its pods
-// as what was learned of it does.
+// as what was learned of it does. Addresses that are nobody's pod are an owner,
+// too, where their Service declares what they serve.
 //
 // # Routes
 //

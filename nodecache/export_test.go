@@ -3,7 +3,6 @@ package nodecache
 import (
 	"bytes"
 	"io"
-	"time"
 )
 
 // Sizes returns the number of entries of every map of the directory that has
@@ -66,17 +65,15 @@ func DecodeCheckpoint(data []byte) (*Saved, error) {
 }
 
 // MergeCheckpoint is Save into a file of these bytes.
-func MergeCheckpoint(old []byte, infos []SavedInfo, pods Unit) ([]byte, error) {
+func MergeCheckpoint(old []byte, infos []SavedInfo, past []SavedPast, pods Unit) ([]byte, error) {
 	sections, err := parseFile(old)
 	if err != nil {
 		return nil, err
 	}
-	var m merge
-	if err := m.infos(sections, infos, time.Now()); err != nil {
+	m, err := mergeAll(sections, infos, past, pods)
+	if err != nil {
 		return nil, err
 	}
-	m.pods(sections, pods)
-	m.rest(sections)
 	var b bytes.Buffer
 	err = m.write(&b)
 	return b.Bytes(), err

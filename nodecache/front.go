@@ -37,6 +37,11 @@ type Front struct {
 	Ports []FrontPort
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
+	// Declared says, of a Service that does not select, what its addresses
+	// serve. Port 0 is the one port of the slice.
+	Declared []Declared
+	// Ignored says which annotation was ignored and why; empty: none.
+	Ignored string
 }
 
 // FrontPort is one port of a [Front].
@@ -59,7 +64,8 @@ func (f *Front) String() string { return f.Namespace + "/" + f.Name }
 func (f *Front) Equal(g *Front) bool {
 	return f.UID == g.UID && f.Namespace == g.Namespace && f.Name == g.Name && f.Type == g.Type &&
 		f.Headless == g.Headless && f.Selects == g.Selects && f.NotReady == g.NotReady && f.External == g.External &&
-		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports)
+		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports) &&
+		f.Ignored == g.Ignored && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
 }
 
 // Compare orders Services by creationTimestamp, an unknown one last, then by
@@ -108,6 +114,8 @@ type Endpoint struct {
 	Pod string
 	// Addrs is set where Pod is empty: a pod's addresses are its own word.
 	Addrs []netip.Addr
+	// Zone is where it runs; empty where the slice does not say.
+	Zone string
 	// Ready is what Kubernetes says of it: also of a pod that is not Ready, if
 	// the Service publishes those.
 	Ready, Serving, Terminating bool
@@ -123,14 +131,18 @@ func (s *Slice) Equal(t *Slice) bool {
 }
 
 func (e Endpoint) equal(f Endpoint) bool {
-	return e.Pod == f.Pod && e.Ready == f.Ready && e.Serving == f.Serving && e.Terminating == f.Terminating &&
+	return e.Pod == f.Pod && e.Zone == f.Zone && e.Ready == f.Ready && e.Serving == f.Serving && e.Terminating == f.Terminating &&
 		slices.Equal(e.Addrs, f.Addrs)
 }
 
 // Standing says that pods stand behind a Service, and to which of their ports
-// it leads. It is immutable and shared by the pods of a slice.
+// it leads. It is immutable and shared by the pods of a slice that are in one
+// zone.
 type Standing struct {
 	*Front
+	// Zone is that of the pods; empty where the slice does not say, and where
+	// pods of several are meant.
+	Zone string
 	// Ports is sorted. The Service leads to every port if AnyPort is set.
 	Ports   []uint16
 	AnyPort bool
@@ -141,6 +153,7 @@ type Standing struct {
 // Leads tells whether the Service leads to the port.
 func (s *Standing) Leads(port uint16) bool { return s.AnyPort || slices.Contains(s.Ports, port) }
 
+// equal does not look at the zone.
 func (s *Standing) equal(t *Standing) bool {
 	return s == t || s != nil && t != nil && s.Front == t.Front && s.AnyPort == t.AnyPort &&
 		slices.Equal(s.Ports, t.Ports) && slices.Equal(s.Hints, t.Hints)

@@ -24,7 +24,39 @@ type frontRecord struct {
 
 type sliceRecord struct {
 	slice    *Slice
-	standing *Standing // nil while there is no Service
+	standing *Standing            // nil while there is no Service
+	zoned    map[string]*Standing // the same, of the pods of each zone
+	seats    map[string]struct{}  // UIDs of the stand-ins of its addresses
+}
+
+// stands says how each pod of the slice stands, by UID.
+func (r *sliceRecord) stands() map[string]*Standing {
+	pods := make(map[string]*Standing, len(r.slice.Endpoints))
+	if r.standing == nil {
+		return pods
+	}
+	for _, e := range r.slice.Endpoints {
+		for _, uid := range r.places(e) {
+			pods[uid] = r.in(e.Zone)
+		}
+	}
+	return pods
+}
+
+func (r *sliceRecord) in(zone string) *Standing {
+	if zone == "" {
+		return r.standing
+	}
+	st := r.zoned[zone]
+	if st == nil {
+		own := *r.standing
+		own.Zone, st = zone, &own
+		if r.zoned == nil {
+			r.zoned = map[string]*Standing{}
+		}
+		r.zoned[zone] = st
+	}
+	return st
 }
 
 func newFronts() fronts {
@@ -138,30 +170,27 @@ type moves map[string][]*Standing
 // relink needs mu. It puts the slice in place of that of the record, behind
 // the Service, nil for none.
 func (d *Directory) relink(rec *sliceRecord, s *Slice, f *Front, moved moves) {
-	old, was := rec.slice, rec.standing
+	before, was := rec.stands(), rec.standing
 	var st *Standing
 	if f != nil {
 		st = stand(f, s, d.routes.grpcPorts(f.Key()))
 	}
 	if st.equal(was) {
 		st = was // what pods share stays theirs
+	} else {
+		rec.zoned = nil
 	}
 	rec.slice, rec.standing = s, st
-	before, after := map[string]struct{}{}, map[string]struct{}{}
-	if was != nil {
-		before = old.pods()
-	}
-	if st != nil {
-		after = s.pods()
-	}
-	for uid := range before {
-		if _, stays := after[uid]; !stays || st != was {
-			d.fronts.move(uid, was, nil, moved)
+	d.seat(rec, f)
+	after := rec.stands()
+	for uid, from := range before {
+		if to := after[uid]; to != from {
+			d.fronts.move(uid, from, to, moved)
 		}
 	}
-	for uid := range after {
-		if _, stays := before[uid]; !stays || st != was {
-			d.fronts.move(uid, nil, st, moved)
+	for uid, to := range after {
+		if before[uid] == nil {
+			d.fronts.move(uid, nil, to, moved)
 		}
 	}
 }
@@ -271,11 +300,14 @@ func (d *Directory) reaskAll(key OwnerKey, rec *record) {
 
 // remember needs mu. It keeps, at *at, behind which Services an owner stands.
 func (d *Directory) remember(key OwnerKey, at *[]*Standing, behind []*Standing) {
-	if slices.Equal(*at, behind) {
+	if slices.EqualFunc(*at, behind, (*Standing).equal) {
 		return
 	}
 	d.forget(key, *at)
 	*at = behind
+	if d.infos[key] != nil {
+		d.infoChanges++
+	}
 	for _, st := range behind {
 		set := d.fronts.rememberers[st.Key()]
 		if set == nil {
@@ -327,16 +359,6 @@ func (f *fronts) prune(name Name, rec *frontRecord) {
 	if rec.front == nil && len(rec.slices) == 0 {
 		delete(f.byName, name)
 	}
-}
-
-func (s *Slice) pods() map[string]struct{} {
-	set := make(map[string]struct{}, len(s.Endpoints))
-	for _, e := range s.Endpoints {
-		if e.Pod != "" {
-			set[e.Pod] = struct{}{}
-		}
-	}
-	return set
 }
 
 // Published tells whether the pod, which need not be in the directory, stands

@@ -16,6 +16,20 @@ type Member struct {
 	Behind []*Standing
 }
 
+// Zone is the pod's own word, else that of a slice that holds it; empty where
+// neither says. Nodes are not read.
+func (m Member) Zone() string {
+	if m.Pod.Zone != "" {
+		return m.Pod.Zone
+	}
+	for _, st := range m.Behind {
+		if st.Zone != "" {
+			return st.Zone
+		}
+	}
+	return ""
+}
+
 // AllHints returns the hints that the pod gives and those of the Services in
 // front of it, sorted by port, one per port: the pod's own word goes first.
 func (m Member) AllHints() []Hint {

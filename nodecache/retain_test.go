@@ -28,6 +28,12 @@ func TestInfoOutlivesLastPodForKeep(t *testing.T) {
 		if os := d.Owners(); len(os) != 0 {
 			t.Errorf("owners with pods: %v", os)
 		}
+		if os := d.Retained("default"); len(os) != 0 {
+			t.Errorf("retained in another namespace: %v", os)
+		}
+		if os := d.Retained(o.Workload.Namespace); len(os) != 1 || os[0].Key != key {
+			t.Errorf("retained: %v", os)
+		}
 		if n := d.Counts().Retained; n != 1 {
 			t.Errorf("%d retained, want 1", n)
 		}
@@ -37,8 +43,8 @@ func TestInfoOutlivesLastPodForKeep(t *testing.T) {
 			t.Errorf("%d expired, want 1", n)
 		}
 		next(t, s)
-		if o := d.Owner(key); o != nil {
-			t.Errorf("owner after expiry: %+v", o)
+		if o, os := d.Owner(key), d.Retained("prod"); o != nil || len(os) > 0 {
+			t.Errorf("owner after expiry: %+v, %v", o, os)
 		}
 	})
 }

@@ -70,7 +70,7 @@ func (d *Directory) setRoute(old, r *Route) {
 		}
 		for _, s := range rec.slices {
 			d.relink(s, s.slice, rec.front, moved) // what it hints at
-			for uid := range s.slice.pods() {
+			for uid := range s.stands() {
 				if p := d.pods[uid]; p != nil {
 					keys[p.Owner] = struct{}{}
 				}

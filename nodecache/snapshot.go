@@ -6,21 +6,32 @@ import (
 	"time"
 )
 
-// SavedInfo is what is worth keeping of an owner over a restart: what was
-// learned of it, never what its pods declare, which they say again.
+// SavedInfo is what is worth keeping of an owner over a restart. Pods say again
+// what they declare, export and stand behind; of them it counts only if there
+// are none.
 type SavedInfo struct {
 	Key      OwnerKey
 	Name     string // display name, as ReplicaSet/a-5d9
 	Workload Workload
 	// Created is [Owner.Created], Oldest the same over all generations.
 	Created, Oldest time.Time
-	Info            *Info
-	// Export is the last pod's, for an owner without pods.
-	Export string
+	// Info is what was learned; nil where the last pod's declaration is all.
+	Info *Info
+	// Export and Declared are the last pod's, Behind is where the owner stood.
+	Export   string
+	Declared []Declared
+	Behind   []SavedStanding
 	// Until is when the info ends, for an owner without pods; zero for one
 	// that has pods, or that decides what those of another are presumed to
 	// serve.
 	Until time.Time
+}
+
+// SavedStanding is a [Standing] by the name of its Service.
+type SavedStanding struct {
+	Service Name
+	Ports   []uint16
+	AnyPort bool
 }
 
 // Snapshot returns what was learned of every owner, in no order. It goes over
@@ -35,14 +46,23 @@ func (d *Directory) Snapshot() []SavedInfo {
 		d.mu.RLock()
 		for _, key := range portion {
 			l, rec := d.infos[key], d.owners[key]
-			if l == nil || l.info == nil {
+			if l == nil {
 				continue
 			}
-			s := SavedInfo{Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Oldest: l.oldest, Export: l.export, Until: l.until}
+			s := SavedInfo{
+				Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Oldest: l.oldest,
+				Export: l.export, Declared: l.declared, Until: l.until,
+			}
+			behind := l.behind
 			if rec != nil {
-				s.Name, s.Workload, s.Created, s.Oldest = rec.pods[0].OwnerName, rec.workload, rec.created, rec.oldest
+				p := rec.pods[0]
+				s.Name, s.Workload, s.Created, s.Oldest = p.OwnerName, rec.workload, rec.created, rec.oldest
+				s.Export, s.Declared, behind = p.Export, p.Declared, rec.behind
 			} else if d.leaned(key, l.workload) {
 				s.Until = time.Time{}
+			}
+			for _, st := range behind {
+				s.Behind = append(s.Behind, SavedStanding{Service: st.Key(), Ports: st.Ports, AnyPort: st.AnyPort})
 			}
 			saved = append(saved, s)
 		}
@@ -63,21 +83,31 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 	for _, s := range saved {
 		rec := d.owners[s.Key]
 		switch {
-		case s.Info == nil || d.infos[s.Key] != nil:
+		case s.Info == nil && (len(s.Declared) == 0 || rec != nil) || d.infos[s.Key] != nil:
 			continue
 		case !s.Until.IsZero() && !now.Before(s.Until) && rec == nil:
 			continue
 		case rec != nil && rec.stored != Unknown && rec.stored != Failed:
 			continue
 		}
-		info := *s.Info
-		info.Origin = OriginCheckpoint
-		l := &learned{info: &info}
+		l := &learned{}
+		if s.Info != nil {
+			info := *s.Info
+			info.Origin = OriginCheckpoint
+			l.info = &info
+		}
 		if rec != nil {
-			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(&info), "", time.Time{}, false
+			rec.stored, rec.reason, rec.next, rec.hung = knowledgeOf(l.info), "", time.Time{}, false
 			rec.oldest = earlier(rec.oldest, s.Oldest)
 		} else {
-			l.name, l.workload, l.created, l.oldest, l.export, l.last = s.Name, s.Workload, s.Created, s.Oldest, s.Export, &info
+			l.name, l.workload, l.created, l.oldest = s.Name, s.Workload, s.Created, s.Oldest
+			l.export, l.declared = s.Export, s.Declared
+			l.last = withDeclared(l.info, l.declared)
+			var behind []*Standing
+			for _, st := range s.Behind {
+				behind = append(behind, &Standing{Front: &Front{Namespace: st.Service.Namespace, Name: st.Service.Name}, Ports: st.Ports, AnyPort: st.AnyPort})
+			}
+			d.remember(s.Key, &l.behind, behind)
 			l.until = now.Add(d.keep)
 			if !s.Until.IsZero() && s.Until.Before(l.until) {
 				l.until = s.Until

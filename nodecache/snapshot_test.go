@@ -89,18 +89,62 @@ func TestRestoredOwnerWithoutPodsEnds(t *testing.T) {
 	}
 }
 
-func TestDeclarationsAreNotSaved(t *testing.T) {
-	d := nodecache.New(nodecache.Options{})
-	d.UpsertPod(pod("a", "192.0.2.1", declaring(1, "pkg.D")))
-	d.RemovePod("a")
-	if got := d.Snapshot(); len(got) != 0 {
-		t.Errorf("saved %+v", got)
+// Of an owner without pods nobody says again what the last of them declared and
+// exported, and behind which Service it stood.
+func TestRestoredOwnerWithoutPodsIsWhatItWas(t *testing.T) {
+	declared := nodecache.OwnerKey{UID: "declared"}
+	start := func() *nodecache.Directory {
+		d := nodecache.New(nodecache.Options{})
+		exports := func(p *nodecache.Pod) { p.Export = "other" }
+		must(t, d.Commit(d.UpsertPod(pod("a", "10.0.0.1", declaring(1, "pkg.D"), exports)), serves("pkg.A")))
+		d.UpsertPod(pod("b", "10.0.0.2", owned(declared), declaring(2, "pkg.E")))
+		d.UpsertFront(front("web", 1))
+		d.UpsertSlice(slice("web-1", "web", "a", "b"))
+		return d
 	}
-	must(t, d.Commit(d.UpsertPod(pod("a", "192.0.2.1", declaring(1, "pkg.D"))), serves("pkg.A")))
-	d.RemovePod("a")
-	got := d.Snapshot()
-	if len(got) != 1 || len(got[0].Info.Ports) != 1 || got[0].Until.IsZero() || got[0].Name == "" {
-		t.Errorf("saved %+v", got)
+	for name, gone := range map[string]bool{"they went before": true, "they go meanwhile": false} {
+		t.Run(name, func(t *testing.T) {
+			d := start()
+			if gone {
+				d.RemovePod("a")
+				d.RemovePod("b")
+				d.UpsertSlice(slice("web-1", "web"))
+			}
+			next := reborn(d, time.Now())
+			s := subscribe(t, next)
+			o := next.Owner(key)
+			if !slices.Equal(o.Services(), []string{"pkg.A", "pkg.D"}) || !slices.Equal(o.Export, []string{"other"}) || o.Origin != nodecache.OriginCheckpoint {
+				t.Errorf("owner %+v", o)
+			}
+			if len(o.Behind) != 0 {
+				t.Errorf("it stands behind a Service that nobody has seen yet: %+v", o.Behind[0])
+			}
+			_ = s.Poll()
+			next.UpsertFront(front("web", 7))
+			if keys := s.Poll(); !slices.Contains(keys, key) {
+				t.Errorf("told of %v when its Service came", keys)
+			}
+			wantBehind(t, next, "web[50051]")
+			if o := next.Owner(key); !o.Behind[0].Created.Equal(front("web", 7).Created) {
+				t.Errorf("behind %+v, want the Service as it is now", o.Behind[0])
+			}
+			if e := next.Owner(declared); gone != (e != nil) || gone && (e.Origin != nodecache.OriginDeclared ||
+				!slices.Equal(e.Services(), []string{"pkg.E"}) || len(e.Behind) != 1) {
+				t.Errorf("the owner that only declared: %+v", e)
+			}
+			// The next pod has its own word.
+			next.UpsertPod(pod("c", "10.0.0.3"))
+			if got := next.Owner(key).Services(); !slices.Equal(got, []string{"pkg.A"}) {
+				t.Errorf("services %v of a pod that declares nothing", got)
+			}
+			next.RemovePod("c")
+			next.RemoveFront(nodecache.Name{Namespace: "prod", Name: "web"})
+			next.Expire(time.Now().Add(2 * keep))
+			s.Close()
+			if left := next.Sizes(); len(left) > 0 {
+				t.Errorf("left behind %v", left)
+			}
+		})
 	}
 }
 
@@ -127,6 +171,11 @@ func TestInfoChangesCountsWhatIsSaved(t *testing.T) {
 	want(true, "the last pod that goes")
 	d.UpsertPod(pod("c", "192.0.2.2"))
 	want(true, "a pod that returns")
+	d.UpsertFront(front("web", 1))
+	d.UpsertSlice(slice("web-1", "web", "c"))
+	want(true, "a pod that stands behind a Service")
+	d.UpsertSlice(slice("web-1", "web", "c", "d"))
+	want(false, "another pod of the slice")
 	d.RemovePod("c")
 	want(true, "the last pod that goes")
 	d.Expire(time.Now().Add(2 * keep))

@@ -163,6 +163,7 @@ func (c *Collector) port(ctx context.Context, key nodecache.OwnerKey, addr netip
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.calls.note(k, time.Now())
+		c.pastChanges++
 	})
 	return r, yes.Load(), err
 }

@@ -32,12 +32,24 @@ type Options struct {
 	Scope Scope
 	// Budget bounds the attempt on one port.
 	Budget Budget
+	// Past is what an earlier collector of this node left; see Collector.Past.
+	Past []nodecache.SavedPast
 	// Dial opens the connections; nil is a plain TCP dial.
 	Dial DialFunc
 	// Logger gets state changes only; nil is none.
 	Logger *slog.Logger
 	// Metrics registers the metrics; nil registers none.
 	Metrics prometheus.Registerer
+	// Witness is told what becomes of attempts; nil: nobody is.
+	Witness Witness
+}
+
+// Witness is told of attempts to collect, for the record. It must not wait.
+type Witness interface {
+	CollectBegun(o *nodecache.Owner)
+	// CollectEnded gets the result by the name that the metric gives it, and a
+	// line that says more, which may be empty.
+	CollectEnded(o *nodecache.Owner, result, detail string)
 }
 
 // Collector collects what the owners of a directory serve. Its methods are
@@ -50,6 +62,7 @@ type Collector struct {
 	only    string // the one node whose pods may be asked; empty: all
 	log     *slog.Logger
 	metrics *metrics
+	witness Witness // nil: nobody
 	// reflect asks one port; opened is called if a connection came about.
 	reflect func(ctx context.Context, addr netip.AddrPort, opened func()) (Result, error)
 
@@ -66,6 +79,8 @@ type Collector struct {
 	plans    map[nodecache.OwnerKey]*plan
 	timeline timeline
 	calls    callLog
+
+	pastChanges uint64
 }
 
 // New returns a collector that does nothing before Run.
@@ -76,6 +91,7 @@ func New(o Options) *Collector {
 		node:    o.Node,
 		log:     o.Logger,
 		metrics: newMetrics(o.Metrics),
+		witness: o.Witness,
 		started: make(chan struct{}),
 		stopped: make(chan struct{}),
 		wake:    make(chan struct{}, 1),
@@ -90,6 +106,7 @@ func New(o Options) *Collector {
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
+	c.recall(o.Past, time.Now())
 	dial := o.Dial
 	if dial == nil {
 		dial = dialTCP
@@ -237,17 +254,24 @@ func (c *Collector) over() bool {
 // moment of the call is known, has failed once, or has no pod that may be
 // asked. Its errors are those of Wait.
 func (c *Collector) FirstAttempts(ctx context.Context) error {
-	for _, o := range c.dir.Owners() {
+	sub := c.dir.Subscribe()
+	keys := sub.Poll()
+	sub.Close()
+	for _, key := range keys {
+		if _, may := c.dir.Askable(key, c.only); !may {
+			continue
+		}
+		o := c.dir.Owner(key)
 		// An attempt that ends without a word, as when the owner was created
 		// again meanwhile, is followed by another; not without end.
 		for range 3 {
 			if o == nil || !c.pending(o) {
 				break
 			}
-			if err := c.Wait(ctx, o.Key); err != nil {
+			if err := c.Wait(ctx, key); err != nil {
 				return err
 			}
-			o = c.dir.Owner(o.Key)
+			o = c.dir.Owner(key)
 		}
 	}
 	return ctx.Err()

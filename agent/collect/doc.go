@@ -32,7 +32,9 @@
 // before an absent application does the same, it has to happen in two attempts
 // before it counts.
 //
-// No (owner, port) gets more than five connections within an hour.
+// No (owner, port) gets more than five connections within an hour, and the waits
+// after deadlines hold, over restarts of the agent as well, where it has a
+// directory for its state: [Collector.Past] goes into the checkpoint.
 //
 // # Asked again
 //

@@ -14,7 +14,12 @@ import (
 // could make the answer another; the view is read before the lock, so a flight
 // may turn out to be needless, which the flight finds out before it dials.
 func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
-	o := c.dir.Owner(key)
+	// Most owners have no pod to ask, and change all the same.
+	var o *nodecache.Owner
+	there, may := c.dir.Askable(key, c.only)
+	if may {
+		o = c.dir.Owner(key)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ctx == nil || c.ctx.Err() != nil {
@@ -26,6 +31,9 @@ func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
 			return
 		}
 		delete(c.flights, key) // dropped before it ran
+	}
+	if there && !may {
+		return
 	}
 	if o == nil || len(o.Pods) == 0 {
 		delete(c.plans, key)
@@ -75,13 +83,17 @@ func (c *Collector) fly(ctx context.Context, key nodecache.OwnerKey) {
 
 	c.metrics.inFlight.Inc()
 	forced := c.unforce(key)
-	result := c.try(ctx, key, forced)
+	o, result := c.dir.Owner(key), ""
+	if o != nil {
+		result = c.try(ctx, o, forced)
+	}
 	c.metrics.inFlight.Dec()
 	if forced {
 		c.landed(key, result)
 	}
 	if result != "" {
 		c.metrics.collects.WithLabelValues(result).Inc()
+		c.told(o, result)
 	}
 
 	c.mu.Lock()
@@ -102,14 +114,41 @@ const (
 	resultAbandoned   = "abandoned"    // the agent stops
 )
 
+// begun tells the witness that pods of the owner are asked now.
+func (c *Collector) begun(o *nodecache.Owner) {
+	if c.witness != nil {
+		c.witness.CollectBegun(o)
+	}
+}
+
+// told tells the witness what came out of an attempt.
+func (c *Collector) told(o *nodecache.Owner, result string) {
+	if c.witness == nil {
+		return
+	}
+	c.mu.Lock()
+	var out Report
+	if p := c.plans[o.Key]; p != nil {
+		out = p.out
+	}
+	c.mu.Unlock()
+	detail := ""
+	if out.Result == result {
+		if detail = out.Detail; detail == "" && out.Pod != "" {
+			detail = "from pod " + out.Pod
+		}
+	}
+	c.witness.CollectEnded(o, result, detail)
+}
+
 // try makes one attempt and records what came out. A forced one is made
 // whatever waits failures imposed.
-func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey, forced bool) string {
+func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) string {
+	key := o.Key
 	if ctx.Err() != nil {
 		return resultAbandoned
 	}
-	o := c.dir.Owner(key)
-	if o == nil || len(c.eligible(o)) == 0 {
+	if len(c.eligible(o)) == 0 {
 		return ""
 	}
 	if o.Knowledge.Settled() && o.Info != nil {
@@ -132,6 +171,7 @@ func (c *Collector) try(ctx context.Context, key nodecache.OwnerKey, forced bool
 		return resultFailed
 	}
 
+	c.begun(o)
 	out := c.attempt(ctx, key, c.order(key, c.eligible(o)))
 	c.asked(key, out)
 	switch {
@@ -228,6 +268,7 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 		}
 	}
 	f.reason, f.next = reason, next
+	c.pastChanges++
 	c.planOf(key).out = Report{Result: resultFailed, Detail: reason}
 	f.seen = map[string]bool{}
 	for _, m := range c.eligible(o) {

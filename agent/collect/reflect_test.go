@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"reflect"
 	"strings"
@@ -407,17 +406,6 @@ func TestCallerThatLeavesEndsTheAttempt(t *testing.T) {
 }
 
 // grpc-go#3399: a proxy of the environment must not get between.
-func TestProxyOfTheEnvironmentIsNotUsed(t *testing.T) {
-	proxy := acceptEach(t, func(c net.Conn) { c.Close() })
-	for _, name := range []string{"HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY"} {
-		t.Setenv(name, "http://"+proxy.addr().String())
-	}
-	want(t, mustAsk(t, serve(t, app(v1))), nodecache.PortServes, appServices...)
-	if proxy.accepted.Load() != 0 {
-		t.Error("the proxy was dialled")
-	}
-}
-
 func TestIPv6(t *testing.T) {
 	l := listen(t, "[::1]:0")
 	serveOn(t, l, app(v1))

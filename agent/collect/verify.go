@@ -145,6 +145,7 @@ func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, forced bool)
 	if now.Before(due) && !forced {
 		return ""
 	}
+	c.begun(o)
 	ask := strangers(o.Info, pods)
 	if len(ask) == 0 {
 		ask = pods

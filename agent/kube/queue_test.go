@@ -282,3 +282,35 @@ func BenchmarkHandler(b *testing.B) {
 		_ = x.Update(pod)
 	}
 }
+
+// A handler of the watch waits for no worker, however long that takes for one
+// change, and what waits meanwhile is one change for each name.
+func TestHandlersWaitForNoWorker(t *testing.T) {
+	x := newBench()
+	_ = x.Add(readyPod("stuck", "u", "192.0.2.1"))
+	x.c.store.writing.Lock()
+	applied := make(chan struct{})
+	go func() { defer close(applied); x.apply(t, 1) }()
+	list := []any{readyPod("stuck", "u", "192.0.2.1")}
+	for i := range 1000 {
+		list = append(list, readyPod(fmt.Sprint("p", i), fmt.Sprint("u", i), "192.0.2.2"))
+	}
+	for round := range 100 {
+		for _, o := range list {
+			_ = x.Add(o)
+			_ = x.Update(o)
+		}
+		_ = x.Delete(list[1+round])
+		_ = x.Replace(slices.Clone(list), "")
+		_ = x.Bookmark("")
+	}
+	if n := x.c.queue.len(); n < len(list)-1 || n > len(list)+1 {
+		t.Errorf("%d changes wait, want one for each name", n)
+	}
+	x.c.store.writing.Unlock()
+	<-applied
+	x.apply(t, 10*len(list))
+	if n := x.c.queue.len(); n != 0 || x.c.store.Len() != len(list) {
+		t.Errorf("%d changes wait, %d pods are stored", n, x.c.store.Len())
+	}
+}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -66,6 +67,20 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 			f.ClusterIPs = append(f.ClusterIPs, a)
 		}
 	}
+	if text, there := s.Annotations[ServicesAnnotation]; there {
+		var why error
+		switch {
+		case f.External != "":
+			why = errors.New("a name outside the cluster is not served")
+		case f.Selects:
+			why = errors.New("pods say themselves what they serve")
+		default:
+			f.Declared, why = parseDeclared(text, []nodecache.Hint{{}})
+		}
+		if why != nil {
+			f.Ignored = ignored(ServicesAnnotation, text, why.Error())
+		}
+	}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		if p.Protocol != "" && p.Protocol != corev1.ProtocolTCP || p.Port < 1 || p.Port > 65535 {
@@ -103,6 +118,7 @@ func ConvertSlice(s *discoveryv1.EndpointSlice) *nodecache.Slice {
 		out := nodecache.Endpoint{
 			Ready: ready, Serving: ready,
 			Terminating: e.Conditions.Terminating != nil && *e.Conditions.Terminating,
+			Zone:        shared(value(e.Zone)),
 		}
 		if e.Conditions.Serving != nil {
 			out.Serving = *e.Conditions.Serving
@@ -143,6 +159,9 @@ func shared(s string) string { return unique.Make(s).Value() }
 func (s *Store) UpsertService(f *nodecache.Front) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	if f.Ignored != "" {
+		s.reportOnce(f.Ignored, "service", f.String())
+	}
 	s.dir.UpsertFront(f)
 	s.republish(f.Namespace)
 }
@@ -185,12 +204,11 @@ func (s *Store) published(r *Record) *Record {
 	if yes == r.Unready {
 		return r
 	}
-	pod, record := *r.Pod, *r
-	pod.Unready, pod.State, pod.Reason = yes, nodecache.Absent, ReasonNotReady
+	record := *r
+	record.Unready, record.State, record.Reason = yes, nodecache.Absent, ReasonNotReady
 	if yes {
-		pod.State, pod.Reason = nodecache.Serving, ""
+		record.State, record.Reason = nodecache.Serving, ""
 	}
-	record.Pod = &pod
 	return &record
 }
 

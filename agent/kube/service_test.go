@@ -3,6 +3,7 @@ package kube_test
 import (
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -46,6 +47,27 @@ func TestServicesAreKeptSmall(t *testing.T) {
 	}
 }
 
+func TestServiceWithoutASelectorDeclaresWhatIsBehindIt(t *testing.T) {
+	for _, c := range []struct {
+		text    string
+		spec    corev1.ServiceSpec
+		want    []nodecache.Declared
+		ignored string
+	}{
+		{"bank.B,bank.A", corev1.ServiceSpec{}, []nodecache.Declared{{Services: []string{"bank.A", "bank.B"}}}, ""},
+		{"9000=bank.A", corev1.ServiceSpec{}, []nodecache.Declared{{Port: 9000, Services: []string{"bank.A"}}}, ""},
+		{"0=bank.A", corev1.ServiceSpec{}, nil, "is not a port"},
+		{"", corev1.ServiceSpec{}, nil, "is not the full name"},
+		{"bank.A", corev1.ServiceSpec{Selector: map[string]string{"a": "b"}}, nil, "pods say themselves"},
+		{"bank.A", corev1.ServiceSpec{Type: "ExternalName", ExternalName: "bank.example.com"}, nil, "a name outside the cluster is not served"},
+	} {
+		f := kube.ConvertService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.ServicesAnnotation: c.text}}, Spec: c.spec})
+		if !reflect.DeepEqual(f.Declared, c.want) || !strings.Contains(f.Ignored, c.ignored) || (c.ignored == "") != (f.Ignored == "") {
+			t.Errorf("%q: %+v, ignored %q", c.text, f.Declared, f.Ignored)
+		}
+	}
+}
+
 func TestMissingConditionsOfAnEndpointMeanWhatKubernetesSays(t *testing.T) {
 	yes, no := true, false
 	for _, c := range []struct {
@@ -70,12 +92,12 @@ func TestMissingConditionsOfAnEndpointMeanWhatKubernetesSays(t *testing.T) {
 }
 
 func TestSliceMembersArePodsOrAddresses(t *testing.T) {
-	udp, port, name := corev1.ProtocolUDP, int32(50051), "grpc"
+	udp, port, name, zone := corev1.ProtocolUDP, int32(50051), "grpc", "z1"
 	s := kube.ConvertSlice(&discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "web-1", Labels: map[string]string{"kubernetes.io/service-name": "web"}},
 		Ports:      []discoveryv1.EndpointPort{{Name: &name, Port: &port}, {Port: &port, Protocol: &udp}},
 		Endpoints: []discoveryv1.Endpoint{
-			{Addresses: []string{"10.0.0.1"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "a", UID: "a"}},
+			{Addresses: []string{"10.0.0.1"}, TargetRef: &corev1.ObjectReference{Kind: "Pod", Name: "a", UID: "a"}, Zone: &zone},
 			{Addresses: []string{"192.0.2.1", "::ffff:192.0.2.2"}},
 			{Addresses: []string{"192.0.2.3"}, TargetRef: &corev1.ObjectReference{Kind: "Node", UID: "n"}},
 			{Addresses: []string{"db.example.com"}},
@@ -86,9 +108,9 @@ func TestSliceMembersArePodsOrAddresses(t *testing.T) {
 	}
 	var got []string
 	for _, e := range s.Endpoints {
-		got = append(got, e.Pod+fmt.Sprint(e.Addrs))
+		got = append(got, e.Pod+e.Zone+fmt.Sprint(e.Addrs))
 	}
-	if want := []string{"a[]", "[192.0.2.1 192.0.2.2]", "[192.0.2.3]"}; !slices.Equal(got, want) {
+	if want := []string{"az1[]", "[192.0.2.1 192.0.2.2]", "[192.0.2.3]"}; !slices.Equal(got, want) {
 		t.Errorf("endpoints %q, want %q", got, want)
 	}
 	if !kube.ConvertSlice(&discoveryv1.EndpointSlice{}).AnyPort || !kube.ConvertSlice(&discoveryv1.EndpointSlice{Ports: []discoveryv1.EndpointPort{{}}}).AnyPort {
@@ -333,7 +355,7 @@ func TestExportAnnotation(t *testing.T) {
 	} {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.ExportAnnotation: value}}}
 		r := kube.Convert(p)
-		if got := fmt.Sprintf("%s %d notes", r.Export, len(r.Notes)); got != want {
+		if got := fmt.Sprintf("%s %d notes", r.Export, len(r.Notes())); got != want {
 			t.Errorf("%q: %s, want %s", value, got, want)
 		}
 	}

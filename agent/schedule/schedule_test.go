@@ -1,6 +1,7 @@
 package schedule_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -180,6 +181,46 @@ func TestMaximaAreReachedAndNeverExceeded(t *testing.T) {
 		}
 		wait(t, jobs...)
 	})
+}
+
+// Limits are enforced before work gets a goroutine: what waits has none, and
+// none of those that there are waits for room.
+func TestWorkThatWaitsHasNoWorker(t *testing.T) {
+	const limit, waiting = 3, 1000
+	s := start(t, schedule.Options{Limits: schedule.Limits{Collect: limit}})
+	started, release := make(chan struct{}, waiting), make(chan struct{})
+	var jobs []*schedule.Job
+	for range limit + waiting {
+		jobs = append(jobs, s.Submit(schedule.Collect, schedule.Normal, "ns", func(context.Context) { started <- struct{}{}; <-release }))
+	}
+	for range limit {
+		<-started
+	}
+	if got := s.Stats()[0]; got.Running != limit || got.Waiting != waiting {
+		t.Errorf("stats %+v", got)
+	}
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	if n := bytes.Count(stacks, []byte("schedule.(*Scheduler).run(")); n != limit {
+		t.Errorf("%d workers for %d running pieces of work", n, limit)
+	}
+	close(release)
+	wait(t, jobs...)
+}
+
+// A group at its maximum takes nothing from the others.
+func TestGroupAtItsMaximumHoldsUpNoOther(t *testing.T) {
+	s := start(t, schedule.Options{Limits: schedule.Limits{Collect: 1, Total: 2}})
+	release := make(chan struct{})
+	var held []*schedule.Job
+	for range 10 {
+		held = append(held, s.Submit(schedule.Collect, schedule.Wanted, "ns", func(context.Context) { <-release }))
+	}
+	for range 100 {
+		wait(t, s.Submit(schedule.Transcode, schedule.Background, "ns", func(context.Context) {}))
+	}
+	close(release)
+	wait(t, held...)
 }
 
 func TestNoLimitMeansNoLimit(t *testing.T) {

@@ -45,7 +45,7 @@ func TestPodsOfOneOwnerWithOtherImagesGetTheirOwnCallsOnly(t *testing.T) {
 		return nil
 	})
 	owner := wantKeys(t, "owner", list(t, "owners", decoded(t, a, "owners"), 1)[0],
-		"key", "namespace", "name", "workload", "knowledge", "origin", "services", "pods", "reason", "variants")
+		"key", "namespace", "name", "workload", "knowledge", "origin", "services", "pods", "reason", "variants", "added", "dropped", "previous")
 	variant := wantKeys(t, "variant", list(t, "variants", owner["variants"], 1)[0], "images", "pods", "services")
 	if owner["knowledge"] != "known" || variant["images"] == "" {
 		t.Errorf("owner %v", owner)

@@ -175,6 +175,31 @@ func TestCanaryBehindOneServiceServesToo(t *testing.T) {
 	c.endpoints("prod/shop.Web", addressOf(stable), addressOf(canary))
 }
 
+// What somebody wrote into a slice by hand, for a Service without a selector
+// that declares what is there, is called as a pod is, and never asked.
+func TestAddressesOfADeclaringServiceAreCalledThroughEnvoy(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), newSite(t)
+	r := newReflections()
+	server := sample(t, "bank", 0, []string{"bank.Accounts"}, r.option())
+	at := newPod("bank-1-a", server.IP(), server.Port())
+	bank := service("bank", 1, "api", at)
+	svc, slice := bank[0].(*corev1.Service), bank[1].(*discoveryv1.EndpointSlice)
+	svc.Spec.Selector, svc.Annotations = nil, map[string]string{"fingerpost.dev/services": "bank.Accounts"}
+	slice.Endpoints[0].TargetRef = nil
+	w.more = bank
+	a := s.start(t, "--source", w.write().source()).ready()
+	e := s.sidecar(t, "delta", "prod/web")
+	reaches(t, e.conn, "bank.Accounts", "bank")
+	a.provided("bank.Accounts", "bank@"+server.IP()+", 0 claimants")
+	if n := r.streams(); n != 0 {
+		t.Errorf("it was asked %d times", n)
+	}
+	slice.Endpoints = nil
+	w.write()
+	a.provided("bank.Accounts", ", 0 claimants")
+}
+
 func TestServicePortIsAHint(t *testing.T) {
 	t.Parallel()
 	w, s := newWorld(t), newSite(t)

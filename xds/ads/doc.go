@@ -23,8 +23,9 @@
 // RDS: what is left stays dirty and follows, under a nonce of its own, after
 // the ACK. SotW responses for CDS and LDS are whole, as the protocol wants.
 //
-// A resource is encoded when it is made ([xds.NewResource]), once, and all
-// responses share that body.
+// A resource is encoded when it is made ([xds.NewResource]), once, as responses
+// hold it, and all of them share those bytes: a response is a list of them and
+// some bytes of its own, which gRPC writes as they are (message.go).
 //
 // # Order
 //
@@ -66,6 +67,12 @@
 // The explicit wildcard "*" works for each type; a first request without names
 // is a wildcard for CDS and LDS only. Scopes that are reachable by name only
 // ([xds.Scope.NamedOnly]) stay outside of both.
+//
+// # What a client has
+//
+// Of each type a stream knows which resources the client has acknowledged in
+// some content, as a bitset, and of the latest when ([Server.Holdings]): some
+// kilobytes at most, however much there is.
 //
 // # What absence means
 //

@@ -82,6 +82,7 @@ func (ts *typeState) pardon(id uint32) {
 func (st *stream) accept(t xds.Type) {
 	ts := &st.types[t]
 	ts.ackedVersion = ts.sentVersion
+	ts.taken.accept(ts.carried, ts.held, time.Now())
 	st.keepAccepted(ts)
 	if q := ts.q; q != nil {
 		if !ts.carried.empty() {
@@ -90,7 +91,7 @@ func (st *stream) accept(t xds.Type) {
 		q.trying = false
 	}
 	if ts.refused.intersects(ts.carried) {
-		ts.carried.each(nil, func(id uint32) bool {
+		ts.carried.each(bitset{}, func(id uint32) bool {
 			if ts.refused.has(id) {
 				st.s.memory.forget(st.node.GetId(), t, st.s.table.slots[id].name)
 			}
@@ -103,8 +104,9 @@ func (st *stream) accept(t xds.Type) {
 	}
 }
 
-// refuse takes a NACK. Called with both locks held.
-func (st *stream) refuse(t xds.Type, text string) {
+// refuse takes a NACK, and returns the names that are withheld because of it,
+// but for mere suspects. Called with both locks held.
+func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 	ts, tb, now := &st.types[t], &st.s.table, time.Now()
 	ts.nack = &Nack{Version: ts.sentVersion, Error: text, At: now}
 	flying := ts.flying
@@ -122,7 +124,7 @@ func (st *stream) refuse(t xds.Type, text string) {
 	q.next = now.Add(wait)
 
 	var culprits, suspects []uint32
-	ts.carried.each(nil, func(id uint32) bool {
+	ts.carried.each(bitset{}, func(id uint32) bool {
 		e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
 		switch {
 		case e == nil || ts.dirty.has(id) || !ts.held.has(id):
@@ -138,17 +140,17 @@ func (st *stream) refuse(t xds.Type, text string) {
 		// What stays in the set because nothing is known that could stand
 		// there instead is refused in every set anew.
 		known := false
-		ts.withheld.each(nil, func(id uint32) bool {
+		ts.withheld.each(bitset{}, func(id uint32) bool {
 			known = ts.held.has(id) && mentions(text, tb.slots[id].name)
 			return !known
 		})
 		if known {
 			ts.flying = flying
 			st.keepAccepted(ts)
-			return
+			return nil
 		}
 		if ts.resumed {
-			return // nothing can be left out without removing it
+			return nil // nothing can be left out without removing it
 		}
 	}
 	if len(culprits) == 0 && len(suspects) == 1 {
@@ -160,6 +162,7 @@ func (st *stream) refuse(t xds.Type, text string) {
 		q.verdicts[id] = r
 		ts.withhold(id)
 		st.s.memory.note(st.node.GetId(), t, tb.slots[id].name, r, ts.previous[id])
+		withheld = append(withheld, tb.slots[id].name)
 	}
 	for _, id := range suspects {
 		ts.withhold(id)
@@ -176,6 +179,7 @@ func (st *stream) refuse(t xds.Type, text string) {
 	default:
 		q.groups = append(q.groups, group{ids: suspects[:n/2]}, group{ids: suspects[n/2:]})
 	}
+	return withheld
 }
 
 // try takes the next set of suspects out of quarantine if it is time, and

@@ -37,10 +37,6 @@ type Options struct {
 	// it is not known. Nil means unknown for all. It is called with the
 	// server's locks free.
 	Pod func(*corev3.Node) string
-	// Refused hears of a response that a client rejected, with the client's
-	// words, where the log does: once for each text of a client. Nil means
-	// nobody. It is called with the server's locks free and must not block.
-	Refused func(node *corev3.Node, t xds.Type, text string)
 	// Identifier is sent as control_plane.identifier in SotW responses; Envoy
 	// shows it as a statistic. Empty: not sent.
 	Identifier string
@@ -55,6 +51,9 @@ type Options struct {
 	// Trial is how long resources that a client may have refused wait to be
 	// sent to it again, if nothing else changes. Zero means [DefaultTrial].
 	Trial time.Duration
+	// Refused hears of each response that a client rejected. It is called with
+	// the server's locks free and must not block. Nil: nobody hears of them.
+	Refused func(Refusal)
 	// Logger takes few lines; nil discards them.
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
@@ -181,7 +180,7 @@ func (s *Server) sweep() {
 	for st := range s.streams {
 		st.release(dropped)
 	}
-	dropped.each(nil, func(id uint32) bool { s.table.drop(id); return true })
+	dropped.each(bitset{}, func(id uint32) bool { s.table.drop(id); return true })
 	s.sweepAt = max(minSweep, 2*s.table.dead)
 }
 
@@ -320,14 +319,28 @@ func (s *Server) scopesOf(node *corev3.Node) ([]uint32, error) {
 	return ids, nil
 }
 
+// Refusal is a response that a client rejected.
+type Refusal struct {
+	Node *corev3.Node // of the client
+	Type xds.Type
+	Nack
+	// Withheld are the names of the resources that are withheld because of it,
+	// without those that are merely suspects.
+	Withheld []string
+	// Said is set where the client has said the same of the type before.
+	Said bool
+
+	resources int // carried
+}
+
 // maxNacked bounds the memory of logged refusals.
 const maxNacked = 1024
 
-// refused counts a NACK and tells of it once for each distinct message.
-func (s *Server) refused(node *corev3.Node, t xds.Type, n *Nack, resources int) {
-	client := node.GetId()
-	s.metrics.nacks.WithLabelValues(t.String()).Inc()
-	key := sha256.Sum256([]byte(t.String() + "\x00" + client + "\x00" + n.Error))
+// refused counts a NACK and tells of it, the log once for each distinct message.
+func (s *Server) refused(r Refusal) {
+	client := r.Node.GetId()
+	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
+	key := sha256.Sum256([]byte(r.Type.String() + "\x00" + client + "\x00" + r.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
 	if len(s.nacked) >= maxNacked {
@@ -336,10 +349,10 @@ func (s *Server) refused(node *corev3.Node, t xds.Type, n *Nack, resources int) 
 	s.nacked[key] = struct{}{}
 	s.nackMu.Unlock()
 	if !known {
-		s.log.Warn("client refused a response", "client", client, "type", t.String(),
-			"version", n.Version, "resources", resources, "error", n.Error)
-		if s.opts.Refused != nil {
-			s.opts.Refused(node, t, n.Error)
-		}
+		s.log.Warn("client refused a response", "client", client, "type", r.Type.String(),
+			"version", r.Version, "resources", r.resources, "error", r.Error)
+	}
+	if r.Said = known; s.opts.Refused != nil {
+		s.opts.Refused(r)
 	}
 }

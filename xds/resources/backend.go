@@ -133,11 +133,11 @@ func targetOf(m nodecache.FrontMember, port nodecache.FrontPort) (uint16, bool) 
 // first counts (EndpointSlice API, "addresses").
 func withoutPod(e nodecache.Endpoint, port uint16) []endpoint {
 	state := nodecache.Serving
-	switch {
-	case len(e.Addrs) == 0 || !e.Ready && !(e.Serving && e.Terminating):
-		return nil
-	case !e.Ready:
+	if !e.Ready {
 		state = nodecache.Draining
+	}
+	if len(e.Addrs) == 0 || state == nodecache.Draining && (!e.Serving || !e.Terminating) {
+		return nil
 	}
 	return []endpoint{{addr: netip.AddrPortFrom(e.Addrs[0], port), pod: &nodecache.Pod{State: state, Addr: e.Addrs[0]}}}
 }

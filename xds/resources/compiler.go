@@ -40,6 +40,8 @@ type Options struct {
 	// out. It is called with the compiler's lock held and must not call the
 	// compiler. Nil: nobody is told.
 	Report func(id xds.ID, err error)
+	// Witness is told what was decided; nil: nobody is.
+	Witness Witness
 }
 
 // Directory is what the compiler reads; [nodecache.Directory] is one.
@@ -59,6 +61,7 @@ type Compiler struct {
 	initial []*xds.Resource // read-only
 	all     bool            // Options.ExportAll; read-only
 	node    string          // Options.Node; read-only
+	witness Witness         // read-only
 
 	// mu guards what follows. Nothing that can block happens under it.
 	mu         sync.RWMutex
@@ -95,6 +98,7 @@ func New(o Options) (*Compiler, error) {
 		report:     o.Report,
 		all:        o.ExportAll,
 		node:       o.Node,
+		witness:    o.Witness,
 		exports:    newExports(),
 		owners:     map[nodecache.OwnerKey]*owner{},
 		services:   map[serviceID]*service{},
@@ -198,7 +202,9 @@ func sorted[K comparable](set map[K]struct{}, compare func(a, b K) int) []K {
 // replace needs mu. It puts the view in place of the one held, nil for none,
 // and notes what that may have changed.
 func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touched map[serviceID]struct{}, spaces map[string]struct{}) {
-	if old := c.owners[key]; old != nil {
+	old := c.owners[key]
+	if old != nil {
+		c.moved(old.view, view)
 		c.withdraw(old, touched, spaces)
 		ns := old.view.Workload.Namespace
 		spaces[ns] = struct{}{}
@@ -212,6 +218,9 @@ func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touche
 	}
 	if view == nil {
 		return
+	}
+	if old == nil {
+		c.moved(nil, view)
 	}
 	o := &owner{view: view, services: slices.DeleteFunc(view.Names(), unservable)}
 	c.owners[key] = o
@@ -250,6 +259,9 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 		if s == nil {
 			return
 		}
+		if c.witness != nil {
+			c.witness.ServiceRemoved(id.namespace, id.name, s.provider)
+		}
 		delete(c.services, id)
 		delete(c.namespaces[id.namespace].services, id.name)
 		for _, r := range []*xds.Resource{s.api, s.cluster, s.cla} {
@@ -274,6 +286,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 		}
 	}
 	provider, _ := s.split(id.name)
+	c.provided(id, s, provider[0].Workload)
 	s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope},
 		func() proto.Message { return assignment(name, endpoints(id.name, provider)) }, s.cla, u)
 }

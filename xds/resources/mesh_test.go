@@ -75,9 +75,12 @@ func (m *mesh) slices(ns, name string, port nodecache.FrontPort, pods ...string)
 func (m *mesh) pod(uid, addr string, state nodecache.PodState) nodecache.OwnerKey {
 	key := nodecache.OwnerKey{UID: "rs-" + uid}
 	m.dir.UpsertPod(&nodecache.Pod{
-		UID: uid, Namespace: "prod", Name: uid, Node: "n1", Owner: key, OwnerName: "ReplicaSet/" + uid, State: state,
-		Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: uid}, Addr: netip.MustParseAddr(addr),
-		Hints: []nodecache.Hint{{Port: 1000, Why: "port name"}},
+		UID: uid, Name: uid, Node: "n1", State: state, Addr: netip.MustParseAddr(addr),
+		Common: &nodecache.Common{
+			Namespace: "prod", Owner: key, OwnerName: "ReplicaSet/" + uid,
+			Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: uid},
+			Hints:    []nodecache.Hint{{Port: 1000, Why: "port name"}},
+		},
 	})
 	return key
 }

@@ -15,6 +15,9 @@ import (
 // RouteName is the name of the route table that Envoy's listeners ask for.
 const RouteName = "egress"
 
+// byNameRoute is the name of its one route.
+const byNameRoute = "by-name"
+
 // UnknownCluster is the name of the cluster, static in the bootstrap, to which
 // the route table sends a call that no other cluster is there for.
 const UnknownCluster = "unknown"
@@ -47,10 +50,10 @@ func routeTable(namespace string, hosts []*routev3.VirtualHost) *routev3.RouteCo
 	return &routev3.RouteConfiguration{
 		Name: RouteName,
 		VirtualHosts: append(slices.Clip(hosts), &routev3.VirtualHost{
-			Name:    "egress",
+			Name:    egressName,
 			Domains: []string{"*"},
 			Routes: []*routev3.Route{{
-				Name:   "by-name",
+				Name:   byNameRoute,
 				Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
 				Action: &routev3.Route_Route{Route: action},
 			}},

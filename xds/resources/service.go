@@ -32,7 +32,8 @@ type service struct {
 	owners map[nodecache.OwnerKey]*nodecache.Owner // of its own namespace
 	// from is what it was compiled from: owners, or where there are none those
 	// that export it.
-	from map[nodecache.OwnerKey]*nodecache.Owner
+	from     map[nodecache.OwnerKey]*nodecache.Owner
+	provider nodecache.Workload // the first one, when it was compiled last
 	// What is published, nil where nothing is.
 	cluster, cla, api *xds.Resource
 }

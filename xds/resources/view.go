@@ -94,6 +94,30 @@ func (c *Compiler) exported(id serviceID, s *service) ServiceView {
 	return v
 }
 
+// Behind says who stands behind a service in a namespace.
+type Behind struct {
+	ServiceView
+	// Provider and Rivals are the provider's owners and those of the claimants,
+	// with those that have no pods any more. They are of other namespaces where
+	// these export the service.
+	Provider, Rivals []*nodecache.Owner
+}
+
+// Behind says who stands behind a service that has a cluster in the namespace;
+// false if it has none.
+func (c *Compiler) Behind(namespace, service string) (Behind, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	id := serviceID{namespace, service}
+	s := c.services[id]
+	if s == nil || len(s.from) == 0 {
+		return Behind{}, false
+	}
+	b := Behind{ServiceView: s.view(id)}
+	b.Provider, b.Rivals = s.split(service)
+	return b, true
+}
+
 func keysOf(owners []*nodecache.Owner) []string {
 	keys := make([]string, len(owners))
 	for i, o := range owners {

@@ -20,14 +20,10 @@ package unknown
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"regexp"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -118,49 +114,23 @@ func (s *Server) Stop() { s.grpc.Stop() }
 // It returns when no connection is left; Stop ends it.
 func (s *Server) Drain() { s.grpc.GracefulStop() }
 
-// method is what the route table takes for the path of a gRPC call.
-var method = regexp.MustCompile(`^/([A-Za-z_][A-Za-z0-9_.]*)/([A-Za-z_][A-Za-z0-9_]*)$`)
-
 // handle never reads what the caller sends, but for reflection: an answer is
 // owed at once, however much is coming.
 func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	ctx := stream.Context()
 	path, _ := grpc.Method(ctx)
-	m := method.FindStringSubmatch(path)
-	if m == nil {
-		return status.Errorf(codes.Unimplemented, "malformed path %q: not /package.Service/Method", path)
-	}
-	service := m[1]
 	md, _ := metadata.FromIncomingContext(ctx)
-	if authority := first(md, ":authority"); !loopback(authority) {
-		return status.Errorf(codes.Unavailable, "authority %q names a Service; calls by Service name are not built yet", authority)
+	call := Call{Node: first(md, NodeHeader), Authority: first(md, ":authority"), Path: path}
+	d := Decide(s.know, s.opts.Synced(), call)
+	if d.Reflection {
+		return s.reflect(d.namespace, stream)
 	}
-	namespace, _, err := resources.ParseNodeID(first(md, NodeHeader))
-	if err != nil {
-		return status.Errorf(codes.Unavailable, "the sidecar does not say whose it is in header %q (write its bootstrap anew): %v", NodeHeader, err)
-	}
-	if !s.opts.Synced() {
-		return status.Errorf(codes.Unavailable, "the agent has not read the cluster yet; it cannot tell where %s is", service)
-	}
-	if nodecache.Infrastructure(service) {
-		if reflection(service, m[2]) {
-			return s.reflect(namespace, stream)
-		}
-		return unimplemented(namespace, service)
-	}
-	return s.judge(ctx, namespace, service)
-}
-
-// judge says what is known of a service, as soon as it is known or patience
-// ends.
-func (s *Server) judge(ctx context.Context, namespace, service string) error {
-	answer := s.know.Lookup(namespace, service)
-	if keys := pending(answer); !answer.Served && len(keys) > 0 {
-		s.opts.Hurry(keys)
+	if len(d.Pending) > 0 {
+		s.opts.Hurry(d.Pending)
 		select {
 		case s.waiting <- struct{}{}:
 			var err error
-			answer, err = s.wait(ctx, namespace, service, answer)
+			d, err = s.wait(ctx, call, d)
 			<-s.waiting
 			if err != nil {
 				return status.FromContextError(err).Err()
@@ -168,92 +138,31 @@ func (s *Server) judge(ctx context.Context, namespace, service string) error {
 		default:
 		}
 	}
-	switch {
-	case answer.Served:
-		return status.Errorf(codes.Unavailable, "%s is known, your sidecar is being updated", service)
-	case len(answer.Suspects) > 0:
-		return status.Errorf(codes.Unavailable, "%s in namespace %s: %s", service, namespace, describe(answer.Suspects))
-	default:
-		return unimplemented(namespace, service)
-	}
+	return d.Status.Err()
 }
 
-// wait looks again at each change until no owner is pending.
-func (s *Server) wait(ctx context.Context, namespace, service string, answer resources.Answer) (resources.Answer, error) {
+// wait looks again at each change until no owner is pending, or patience ends.
+func (s *Server) wait(ctx context.Context, call Call, d Decision) (Decision, error) {
 	end := time.NewTimer(s.opts.Patience)
 	defer end.Stop()
 	for {
 		select {
-		case <-answer.Changed:
+		case <-d.changed:
 		case <-end.C:
-			return s.know.Lookup(namespace, service), nil
+			return Decide(s.know, s.opts.Synced(), call), nil
 		case <-ctx.Done():
-			return answer, ctx.Err()
+			return d, ctx.Err()
 		}
-		answer = s.know.Lookup(namespace, service)
-		if answer.Served || len(pending(answer)) == 0 {
-			return answer, nil
+		d = Decide(s.know, s.opts.Synced(), call)
+		if len(d.Pending) == 0 {
+			return d, nil
 		}
 		select {
 		case <-time.After(pace):
 		case <-ctx.Done():
-			return answer, ctx.Err()
+			return d, ctx.Err()
 		}
 	}
-}
-
-// pending returns the owners that have not been asked to the end.
-func pending(a resources.Answer) []nodecache.OwnerKey {
-	var keys []nodecache.OwnerKey
-	for _, o := range a.Suspects {
-		if o.Knowledge != nodecache.Failed && unasked(o) == "" {
-			keys = append(keys, o.Key)
-		}
-	}
-	return keys
-}
-
-// unasked says why an owner that nobody has asked will not be asked soon, empty
-// if it will.
-func unasked(o *nodecache.Owner) string {
-	if o.Knowledge != nodecache.Unknown || len(o.Pods) == 0 {
-		return ""
-	}
-	return o.WhyNotAsked("")
-}
-
-// describe names the owner that most likely decides, and how many more there
-// are: one that is pending before one that failed.
-func describe(suspects []*nodecache.Owner) string {
-	o := suspects[0]
-	for _, other := range suspects {
-		if o.Knowledge == nodecache.Failed && other.Knowledge != nodecache.Failed {
-			o = other
-		}
-	}
-	var text string
-	switch o.Knowledge {
-	case nodecache.Failed:
-		text = fmt.Sprintf("%s could not be asked what it serves: %s", o.Name, o.Reason)
-		if !o.NextTry.IsZero() {
-			text += "; next try at " + o.NextTry.UTC().Format(time.RFC3339)
-		}
-	case nodecache.Collecting:
-		text = o.Name + " is being asked what it serves"
-	default:
-		text = o.Name + " has not been asked yet what it serves"
-		if why := unasked(o); why != "" {
-			text = o.Name + " cannot be asked what it serves: " + why
-		}
-	}
-	if n := len(suspects) - 1; n > 0 {
-		text += fmt.Sprintf(" (and %d more owners)", n)
-	}
-	return text
-}
-
-func unimplemented(namespace, service string) error {
-	return status.Errorf(codes.Unimplemented, "unknown service %s in namespace %s", service, namespace)
 }
 
 func first(md metadata.MD, key string) string {
@@ -261,18 +170,4 @@ func first(md metadata.MD, key string) string {
 		return v[0]
 	}
 	return ""
-}
-
-// loopback tells whether an authority names nothing but the sidecar itself, by
-// the rule of the route table.
-func loopback(authority string) bool {
-	host := strings.ToLower(authority)
-	if i := strings.LastIndexByte(host, ':'); i >= 0 && i < len(host)-1 && strings.Trim(host[i+1:], "0123456789") == "" {
-		host = host[:i]
-	}
-	switch strings.TrimSuffix(host, ".") {
-	case "127.0.0.1", "localhost", "[::1]":
-		return true
-	}
-	return false
 }

@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/fingerpost/fingerpost/agent/journal"
+	"github.com/fingerpost/fingerpost/nodecache"
+)
+
+// explainWorkload says what the revisions of a workload serve, and how its pods
+// stand. The name is namespace/name, or namespace/kind/name.
+func (a *Agent) explainWorkload(id string) (*Explanation, error) {
+	namespace, name, _ := strings.Cut(id, "/")
+	owners := map[nodecache.Workload][]*nodecache.Owner{}
+	for _, o := range append(a.dir.Retained(namespace), a.dir.Owners()...) {
+		if o.Workload.Namespace == namespace && names(o.Workload, name) {
+			owners[o.Workload] = append(owners[o.Workload], o)
+		}
+	}
+	for _, r := range a.store.InNamespace(namespace) {
+		if names(r.Workload, name) && owners[r.Workload] == nil {
+			owners[r.Workload] = []*nodecache.Owner{}
+		}
+	}
+	var found []string
+	for w := range owners {
+		found = append(found, w.String())
+	}
+	slices.Sort(found)
+	switch {
+	case len(found) == 0 && !a.source.Status().Synced:
+		return nil, fmt.Errorf("workload %s is not known, and the source has not synced yet", id)
+	case len(found) == 0:
+		return nil, fmt.Errorf("there is no workload %s that has pods, or had some in the last minutes", id)
+	case len(found) > 1:
+		return nil, fmt.Errorf("several workloads are named %s: say which of %s", id, strings.Join(found, ", "))
+	}
+	a.feed.flush()
+	for w, os := range owners {
+		return a.explainOwners(w, os), nil
+	}
+	return nil, nil
+}
+
+// names tells whether a name, with or without the kind, is that of a workload.
+// A Deployment's is known by its ReplicaSets.
+func names(w nodecache.Workload, name string) bool {
+	if kind, rest, ok := strings.Cut(name, "/"); ok {
+		return rest == w.Name && (strings.EqualFold(kind, w.Kind) || strings.EqualFold(kind, "Deployment") && w.Kind == "ReplicaSet")
+	}
+	return name == w.Name
+}
+
+func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *Explanation {
+	e := &Explanation{Facts: []Fact{}}
+	var services []string
+	for _, o := range owners {
+		services = append(services, o.Names()...)
+		for _, p := range o.Presumed {
+			e.fact("presumed", "%s serves %s, %s", o.Name, p.Service, a.whyPresumed(o, &p))
+		}
+		e.fact("revision", "%s (%s) with %s, %s", o.Name, o.Key, count(len(o.Pods), "pod"), a.learned(o))
+		if d := a.follower.Change(o.Key); len(d.Added)+len(d.Dropped) > 0 {
+			e.fact("contract", "%s adds %s and drops %s, compared with %s", o.Name, orNothing(d.Added), orNothing(d.Dropped), d.Previous)
+		}
+		for _, st := range o.Behind {
+			e.fact("service", "%s stands behind %s, %s", o.Name, st.Front, ledTo(st))
+		}
+		if o.Info != nil {
+			for p := range o.Info.All() {
+				e.fact(fmt.Sprintf("port %d", p.Port), "%s: %s", o.Name, saysPort(p))
+			}
+		}
+		if len(o.Export) > 0 {
+			e.fact("export", "%s exports to %s", o.Name, strings.Join(o.Export, ", "))
+		}
+	}
+	slices.Sort(services)
+	var provides, claims []string
+	for _, s := range slices.Compact(services) {
+		b, ok := a.compiler.Behind(w.Namespace, s)
+		switch {
+		case !ok:
+			e.fact(s, "has no cluster: it could not be made, or is infrastructure")
+		case slices.ContainsFunc(b.Provider, func(o *nodecache.Owner) bool { return o.Workload == w }):
+			provides = append(provides, s)
+			e.fact(s, "provided, with %s in all", count(len(b.Endpoints), "endpoint"))
+		default:
+			claims = append(claims, s)
+			e.fact(s, "claimed; %s provides it, and gets the calls by the name alone", b.Provider[0].Workload)
+		}
+	}
+	serving, absent := 0, []string{}
+	for _, r := range a.store.OfWorkload(w) {
+		why := a.whyAbsent(r, "")
+		if why == "" {
+			serving++
+			e.fact("pod", "%s on node %q, %s, %s", r, r.Node, r.Addr, r.State)
+			continue
+		}
+		absent = append(absent, fmt.Sprintf("pod %s (%s)", r, why))
+		e.fact("absent", "pod %s on node %q: %s", r, r.Node, why)
+	}
+	says := "serves nothing that is known"
+	switch {
+	case len(provides) > 0:
+		says = fmt.Sprintf("serves %s with %s", strings.Join(provides, ", "), count(serving, "pod"))
+	case len(claims) > 0:
+		says = "gets no calls"
+	}
+	if len(claims) > 0 {
+		says += "; another workload provides " + strings.Join(claims, ", ")
+	}
+	if len(absent) > 0 {
+		says += "; absent: " + some(absent, 2)
+	}
+	e.Verdict = fmt.Sprintf("%s of namespace %s %s", w, w.Namespace, says)
+	e.decided(a.decisions(2*shownDecisions, func(j *journal.Entry) bool { return j.Workload == w }))
+	return e
+}
+
+// orNothing is a list in one line.
+func orNothing(items []string) string {
+	if len(items) == 0 {
+		return "nothing"
+	}
+	return strings.Join(items, ", ")
+}
