@@ -35,7 +35,7 @@ func (a *Agent) newWriter(config *rest.Config) (err error) {
 	}
 	a.statuses, err = report.NewStatuses(config, report.StatusOptions{
 		Directory: a.dir, Routes: a.store.Routes(), Writer: a.writer, Metrics: a.registry,
-		Current: func() bool { return a.source.Status().Services == "" },
+		Current: func() bool { return a.source.Status().RoutesCurrent },
 	})
 	return err
 }

@@ -28,7 +28,7 @@ const (
 	// Requests about statuses a second, and how many at once. A route costs two.
 	statusRate, statusBurst = 10, 20
 	// againStatus is after what time a route is tried again that could not be
-	// written; it doubles, up to Options.Lease.
+	// written; it doubles, up to the time of the Lease.
 	againStatus = time.Second
 	// inARow failures of different routes are likely one of all.
 	inARow = 3
@@ -38,8 +38,8 @@ const (
 type StatusOptions struct {
 	Directory *nodecache.Directory
 	Routes    *gateway.Table // that feeds the directory
-	// Current tells whether Services are known as they are now. As long as they
-	// are not, nothing is said of routes.
+	// Current tells whether Services and routes are known as they are now. As
+	// long as they are not, nothing is said of routes.
 	Current func() bool
 	Writer  *Writer               // says who is elected
 	Metrics prometheus.Registerer // nil: none
@@ -134,7 +134,7 @@ func (s *Statuses) reign(ctx context.Context) {
 	}()
 	d := dues{at: map[string]time.Time{}, failed: map[string]int{}}
 	for _, r := range s.o.Directory.Routes() {
-		d.at[r.UID] = time.Time{}
+		d.at[r.UID] = time.Now()
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -148,7 +148,7 @@ func (s *Statuses) reign(ctx context.Context) {
 		}
 		d.add(s.changed(sub), time.Now().Add(settleStatus))
 		if !s.o.Current() {
-			d.hold(time.Now().Add(againStatus))
+			d.hold(time.Now().Add(settleStatus))
 		}
 		for uid := range d.due(time.Now()) {
 			if ctx.Err() != nil || !s.o.Writer.isElected() {

@@ -85,7 +85,7 @@ func (w *routeWorld) agentWith(node, refuses string) *writer {
 		w.t.Fatal(err)
 	}
 	statuses, err := report.NewStatuses(config, report.StatusOptions{
-		Directory: dir, Routes: store.Routes(), Writer: a.Writer, Current: func() bool { return source.Status().Services == "" },
+		Directory: dir, Routes: store.Routes(), Writer: a.Writer, Current: func() bool { return source.Status().RoutesCurrent },
 	})
 	if err != nil {
 		w.t.Fatal(err)
@@ -463,28 +463,32 @@ func TestStatusInAnOlderVersion(t *testing.T) {
 	})
 }
 
-// As long as Services may not be read nothing is said of routes to them.
-func TestNothingIsSaidOfRoutesWithoutServices(t *testing.T) {
+// As long as Services may not be read nothing is said of routes to them, nor as
+// long as routes may not that could have what these want.
+func TestNothingIsSaidOfRoutesInTheDark(t *testing.T) {
 	w := newRouteWorld(t)
+	const route = `{parentRefs: [{group: "", kind: Service, name: web}], rules: [{}]}`
 	w.create(w.service("web", 80))
-	w.put("HTTPRoute", "r", `{parentRefs: [{group: "", kind: Service, name: web}], rules: [{}]}`)
-	blind := w.agentWith("n1", "v1/services")
-	blind.is("on: writer")
-	harness.Eventually(t, soon, func() error {
-		if blind.net.refused.Load() < 3 {
-			return fmt.Errorf("Services were refused %d times", blind.net.refused.Load())
+	w.put("HTTPRoute", "r", route)
+	w.put("GRPCRoute", "r", route)
+	for _, refuses := range []string{"v1/services", "v1/grpcroutes"} {
+		a := w.agentWith("n1", refuses)
+		a.is("on: writer")
+		harness.Eventually(t, soon, func() error {
+			if n := a.net.refused.Load(); n < 3 {
+				return fmt.Errorf("%s were refused %d times", refuses, n)
+			}
+			return nil
+		})
+		if n := w.patches.Load(); n != 0 {
+			t.Errorf("%d statuses written without knowing %s", n, refuses)
 		}
-		return nil
-	})
-	if n := w.patches.Load(); n != 0 {
-		t.Errorf("%d statuses written without knowing Services", n)
+		a.stop()
 	}
-	blind.net.refuses.Store("")
-	w.says("HTTPRoute", "r", "web Accepted=True/Accepted@1", "web ResolvedRefs=True/ResolvedRefs@1")
-	if n := w.patches.Load(); n != 1 {
-		t.Errorf("%d statuses written, want 1", n)
-	}
-	if got := w.routeEvents(); len(got) != 0 {
-		t.Errorf("events %q", got)
+	w.agent("n2").is("on: writer")
+	w.says("GRPCRoute", "r", "web Accepted=True/Accepted@1", "web ResolvedRefs=True/ResolvedRefs@1")
+	w.says("HTTPRoute", "r", "web Accepted=False/Conflicted@1", "web ResolvedRefs=True/ResolvedRefs@1")
+	if n, got := w.patches.Load(), w.routeEvents(); n != 2 || len(got) > 1 {
+		t.Errorf("%d statuses written, want 2; events %q", n, got)
 	}
 }
