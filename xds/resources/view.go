@@ -28,7 +28,7 @@ type ServiceView struct {
 // EndpointView is one endpoint of a [ServiceView].
 type EndpointView struct {
 	Address string `json:"address"` // ip:port
-	Pod     string `json:"pod"`     // namespace/name
+	Pod     string `json:"pod"`     // namespace/name; empty where an address has no pod
 	Node    string `json:"node"`
 	// State is serving or draining, or [StatePresumed].
 	State string             `json:"state"`
@@ -71,9 +71,15 @@ func (s *service) view(id serviceID) ServiceView {
 		v.Order = append(v.Order, c.String())
 	}
 	for _, e := range endpoints(id.name, provider) {
-		v.Endpoints = append(v.Endpoints, EndpointView{
-			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner,
-		})
+		v.Endpoints = append(v.Endpoints, e.view())
+	}
+	return v
+}
+
+func (e endpoint) view() EndpointView {
+	v := EndpointView{Address: e.addr.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner}
+	if e.pod.Name != "" {
+		v.Pod = e.pod.String()
 	}
 	return v
 }
