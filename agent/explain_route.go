@@ -96,18 +96,18 @@ func refused(r *nodecache.Route) []string {
 		}
 		for _, b := range rule.Backends {
 			if b.Refused != "" {
-				out = append(out, fmt.Sprintf("%s may not send to its backend %s: %s", at, orNone(b.Service), b.Refused))
+				out = append(out, fmt.Sprintf("%s may not send to %s: %s", at, backendName(b), b.Refused))
 			}
 		}
 	}
 	return out
 }
 
-func orNone(n nodecache.Name) string {
-	if n == (nodecache.Name{}) {
-		return "that is no Service"
+func backendName(b nodecache.RouteBackend) string {
+	if b.Service == (nodecache.Name{}) {
+		return "a backend that is no Service"
 	}
-	return n.String()
+	return fmt.Sprintf("port %d of Service %s", b.Port, b.Service)
 }
 
 // precedence says why it is this route's kind that has a say.
@@ -169,7 +169,7 @@ func (c *call) answered(ch *resources.Choice, by string) {
 // share says what becomes of one share's calls.
 func (c *call) share(ch *resources.Choice, s *resources.Share) outcome {
 	b := s.Backend
-	behind := fmt.Sprintf("port %d of Service %s", b.Port, b.Service)
+	behind := backendName(b)
 	out := outcome{CallShare: CallShare{Port: b.Port, Weight: s.Weight, Cluster: s.Cluster}, goes: "behind " + behind}
 	if b.Service != (nodecache.Name{}) {
 		out.Service = b.Service.String()
@@ -252,7 +252,7 @@ func (c *call) noBackend(b nodecache.RouteBackend) (why, do string) {
 	front := c.a.dir.Front(b.Service)
 	switch {
 	case b.Refused != "":
-		return fmt.Sprintf("backend %s is refused: %s", orNone(b.Service), b.Refused), "correct the reference, or grant it"
+		return fmt.Sprintf("%s is refused: %s", backendName(b), b.Refused), "correct the reference, or grant it"
 	case front == nil:
 		return fmt.Sprintf("there is no Service %s", b.Service), "correct the reference"
 	case front.External != "":

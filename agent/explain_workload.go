@@ -130,15 +130,12 @@ func (a *Agent) explainRoutes(e *Explanation, o *nodecache.Owner) {
 			e.fact("route", "rule %d of %s %s leads to %s: %s", entry.Rule, r.Kind, r.Key(), o.Name, saysMatch(&r.Rules[entry.Rule].Matches[entry.Match]))
 		}
 	}
-	var seen []*nodecache.Route
 	for _, st := range o.Behind {
 		for _, r := range a.dir.RoutesTo(st.Key()) {
-			if slices.Contains(seen, r) {
-				continue
-			}
-			seen = append(seen, r)
 			for _, text := range refused(r) {
-				e.fact("refused", "%s", text)
+				if f := (Fact{What: "refused", Says: text}); !slices.Contains(e.Facts, f) { // once for all revisions
+					e.Facts = append(e.Facts, f)
+				}
 			}
 		}
 	}
