@@ -59,7 +59,7 @@ func (c *call) routed(ch *resources.Choice) {
 	c.fact("rule", "%s, match %d (%s), of virtual host %q", by, ch.Match, saysMatch(&ch.Route.Rules[ch.Rule].Matches[ch.Match]), ch.VirtualHost)
 	c.fact("precedence", "%s", precedence(ch, c.namespace))
 	c.transcoding(ch)
-	if ch.Status != 0 && len(ch.Shares) == 0 || ch.Flaw != "" {
+	if ch.Flaw != "" || ch.Status/100 == 3 || len(ch.Shares) == 0 {
 		c.answered(ch, by)
 		return
 	}
@@ -84,15 +84,20 @@ func (c *call) refusals(r *nodecache.Route) {
 	}
 }
 
-// refused says what of a route's rules is refused, a line each.
+// refused says what of a route's rules is refused or cannot be served, a line
+// each.
 func refused(r *nodecache.Route) []string {
 	var out []string
+	flaws := resources.Unservable(r)
 	for i := range r.Rules {
 		rule := &r.Rules[i]
 		at := fmt.Sprintf("rule %d of %s %s", i, r.Kind, r.Key())
 		if rule.Refused != "" {
 			out = append(out, fmt.Sprintf("%s takes no call: %s: %s", at, rule.Refused, rule.Detail))
 			continue
+		}
+		if flaws[i] != nil {
+			out = append(out, fmt.Sprintf("%s cannot be served: %v", at, flaws[i]))
 		}
 		for _, b := range rule.Backends {
 			if b.Refused != "" {

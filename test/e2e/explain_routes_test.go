@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent"
 	"github.com/fingerpost/fingerpost/test/harness"
+	"github.com/fingerpost/fingerpost/xds"
+	"github.com/fingerpost/fingerpost/xds/client"
 )
 
 // routedCall is a call to a Service that has routes, and what explain call says
@@ -159,6 +162,9 @@ func TestExplainCallFollowsRoutes(t *testing.T) {
     backendRefs: [{name: canary, port: 80}]
   - matches: [{path: {value: /shop.Gone}}]
     backendRefs: [{name: gone, port: 80}]
+  - matches: [{path: {value: /both}}]
+    backendRefs: [{name: rest, port: 80}]
+    filters: [{type: RequestRedirect, requestRedirect: {hostname: example.org}}]
 `)
 	m.put()
 	e := m.sidecar(t, "delta", "shop/me")
@@ -211,7 +217,8 @@ func TestExplainCallFollowsRoutes(t *testing.T) {
 		{name: "a share fails", authority: "rest.prod", path: "/half", verb: "GET", code: "OK", says: "0.0001 % of the calls fail: nothing stands behind port 80 of Service prod/empty"},
 		{name: "redirect", authority: "rest.prod", path: "/moved", verb: "GET", code: "301", says: "rule 6 of HTTPRoute prod/rest redirects it"},
 		{name: "flaw", authority: "rest.prod", path: "/flaw", verb: "GET", code: "500", says: "cannot be served, and all its calls fail: "},
-		{name: "match that cannot be written", authority: "rest.prod", path: "/re" + strings.Repeat("a", 300), verb: "GET", code: "404", says: "none of their rules"},
+		{name: "match that cannot be written", authority: "rest.prod", path: "/re" + strings.Repeat("a", 300), verb: "GET", code: "404", says: "none of their rules", facts: []string{"rule 8 of HTTPRoute prod/rest cannot be served: match 0: regular expression"}},
+		{name: "redirect with a backend", authority: "rest.prod", path: "/both", verb: "GET", code: "302", says: "redirects it"},
 		{name: "transcoded", authority: "rest.prod", path: "/v1/Books/7", verb: "GET", code: "OK", says: "behind port 80 of Service prod/books, " + rest(0),
 			facts: []string{"transcoded", "to lib.v1.Books/Get, by the descriptors of the backend", "cluster backend/prod/books/80/lib.v1.Books\n"}},
 		{name: "beside what is transcoded", authority: "rest.prod", path: "/v1/Books", verb: "DELETE", code: "OK", says: rest(0), facts: []string{"for lib.v1.Books, but this is none"}, unmade: true},
@@ -220,6 +227,26 @@ func TestExplainCallFollowsRoutes(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { m.explains(t, "shop/me", c) })
 	}
 	e.content()
+	t.Run("what the client has", func(t *testing.T) {
+		call := routedCall{authority: "web.prod", path: "/shop.New/Say", code: "UNAVAILABLE", unmade: true,
+			says: "no client of that id is connected"}
+		m.explains(t, "shop/raw", call)
+		c := connectRaw(t, m.ads, client.Options{Delta: true, Node: &corev3.Node{Id: "shop/raw"}, Reply: func(r client.Response) client.Reply {
+			if r.Type == xds.Cluster {
+				return client.Reply{Nack: "no such clusters"}
+			}
+			return client.Reply{}
+		}})
+		c.subscribe(xds.Listener)
+		call.says = "the client does not have the routes of egress yet: not asked for"
+		m.explains(t, "shop/raw", call)
+		c.subscribe(xds.Route, "egress")
+		call.says = "the client does not have the cluster of backend/prod/canary/80/shop.New yet: not asked for"
+		m.explains(t, "shop/raw", call)
+		c.subscribe(xds.Cluster)
+		call.says = "the client rejected the cluster of backend/prod/canary/80/shop.New: no such clusters"
+		m.explains(t, "shop/raw", call)
+	})
 	t.Run("path alone", func(t *testing.T) {
 		if out := m.agent.must("explain", "call", "--from", "shop/me", "--authority", "rest.prod", "/get"); !strings.HasPrefix(out, "shop/me calling /get: OK: ") {
 			t.Errorf("a path that is not of gRPC is a GET:\n%s", out)
