@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -63,7 +64,12 @@ func (a *Agent) admin() http.Handler {
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
 	get("/explain/workload", func(r *http.Request) (any, error) { return a.explainWorkload(r.FormValue("name")) })
 	get("/explain/call", func(r *http.Request) (any, error) {
-		return a.explainCall(r.FormValue("from"), r.FormValue("authority"), r.FormValue("path"))
+		headers := map[string]string{}
+		for _, h := range r.URL.Query()["header"] {
+			name, value, _ := strings.Cut(h, "=")
+			headers[name] = value
+		}
+		return a.explainCall(r.FormValue("from"), r.FormValue("authority"), r.FormValue("path"), r.FormValue("method"), headers)
 	})
 	get("/decisions", a.serveDecisions)
 	mux.HandleFunc("POST /recollect", a.serveRecollect)

@@ -26,24 +26,32 @@ type CallExplanation struct {
 	From      string `json:"from"` // namespace/name of the calling pod
 	Authority string `json:"authority"`
 	Path      string `json:"path"`
-	// Code is the gRPC code that the caller gets, as OK or UNAVAILABLE; OK means
-	// that the call reaches a pod, which may say otherwise. Message is what the
-	// caller reads beside it.
+	// Code is the gRPC code that the caller gets, as UNAVAILABLE, or the HTTP
+	// status where the call is not of gRPC, as 404. OK means in both cases that
+	// the call reaches a pod, which may say otherwise. Message is what the caller
+	// reads beside it.
 	Code    string `json:"code"`
 	Message string `json:"message"`
 	// Cause is why, in one line; Do what to do about it.
 	Cause string `json:"cause"`
 	Do    string `json:"do"`
-	// Cluster is what the call asks the sidecar for; empty if for none.
+	// Route is kind, namespace and name of the route that takes the call, and
+	// Shares are who gets the calls by its rule; empty where none speaks for what
+	// the authority names.
+	Route  string      `json:"route"`
+	Shares []CallShare `json:"shares"`
+	// Cluster is what the call asks the sidecar for, the likeliest where a rule
+	// has several; empty if for none.
 	Cluster   string                   `json:"cluster"`
 	Endpoints []resources.EndpointView `json:"endpoints"`
 	Absent    []AbsentPod              `json:"absent"`
 	Decisions []Decision               `json:"decisions"`
 }
 
-// AbsentPod is a pod of the provider to which the call does not go.
+// AbsentPod is a pod of the provider, or behind a route's backend, to which the
+// call does not go.
 type AbsentPod struct {
-	Pod  string `json:"pod"` // namespace/name
+	Pod  string `json:"pod"` // namespace/name, or an address without a pod
 	Node string `json:"node"`
 	Why  string `json:"why"`
 }
@@ -60,13 +68,15 @@ type call struct {
 	caller    *kube.Record // nil if there is no such pod
 	clients   []ads.Client // of the caller
 	bare      bool         // the caller is a gRPC client without a sidecar
+	plain     bool         // the call is not of gRPC
 	late      string       // what the client has of before, and why
 	behind    resources.Behind
 	workloads []nodecache.Workload // that have to do with the service
 }
 
-// explainCall follows a call of a pod from the sidecar on.
-func (a *Agent) explainCall(from, authority, path string) (*CallExplanation, error) {
+// explainCall follows a call of a pod from the sidecar on. With an HTTP method
+// it is not one of gRPC.
+func (a *Agent) explainCall(from, authority, path, verb string, headers map[string]string) (*CallExplanation, error) {
 	namespace, pod, err := resources.ParseNodeID(from)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not NAMESPACE/NAME of a pod", from)
@@ -75,21 +85,30 @@ func (a *Agent) explainCall(from, authority, path string) (*CallExplanation, err
 	c := &call{
 		CallExplanation: &CallExplanation{
 			From: from, Authority: cmp.Or(authority, "127.0.0.1"), Path: path,
-			Explanation: Explanation{Facts: []Fact{}}, Endpoints: []resources.EndpointView{}, Absent: []AbsentPod{},
+			Explanation: Explanation{Facts: []Fact{}}, Shares: []CallShare{}, Endpoints: []resources.EndpointView{}, Absent: []AbsentPod{},
 		},
-		a: a, namespace: namespace, caller: a.store.Pod(namespace, pod),
+		a: a, namespace: namespace, caller: a.store.Pod(namespace, pod), plain: verb != "",
 	}
 	for _, client := range a.server.Clients() {
 		if client.ID == from || client.Identity.Pod == from {
 			c.clients = append(c.clients, client)
 		}
 	}
-	c.rule = a.compiler.Rule(resources.Call{Namespace: namespace, Authority: c.Authority, Path: path})
-	c.Cluster = c.rule.Cluster
+	c.rule = resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: path})
 	c.identity()
-	c.fact("rule", "route %q of virtual host %q: %s", c.rule.Route, c.rule.VirtualHost, c.rule.Why)
-	c.way()
-	c.withoutSidecar()
+	grpc := !c.plain && c.rule.Service != ""
+	choice, routed := a.compiler.Choose(namespace, c.Authority, routeCall(path, verb, headers, grpc), grpc)
+	if routed && !c.bare { // what a gRPC client is served knows no routes
+		c.routed(&choice)
+	} else {
+		c.Cluster = c.rule.Cluster
+		c.fact("rule", "route %q of virtual host %q: %s", c.rule.Route, c.rule.VirtualHost, c.rule.Why)
+		c.way()
+		c.withoutSidecar()
+		if c.plain {
+			c.overHTTP()
+		}
+	}
 	c.unconnected()
 	c.finish()
 	return c.CallExplanation, nil
@@ -141,7 +160,7 @@ func (c *call) way() {
 	c.behind = behind
 	c.cluster()
 	c.pods()
-	if !c.held(d.Status) {
+	if !c.held(func(cause, do string) { c.gets(d.Status.Code(), d.Status.Message(), cause, do) }, c.byName()...) {
 		return
 	}
 	c.called()

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
@@ -50,25 +49,30 @@ func (c *call) holding(id xds.ID) ads.Holding {
 	return ads.Holding{State: ads.Unasked}
 }
 
-// held says whether the client has what the call needs, and if not, what comes
-// of that: a sidecar sends the call to unknown.sock, which says s.
-func (c *call) held(s *status.Status) bool {
-	if len(c.clients) == 0 {
-		return true
-	}
-	ok := true
-	lacks := func(cause, do string) {
-		if ok {
-			c.gets(s.Code(), s.Message(), cause, do)
-		}
-		ok = false
-	}
+// byName is what a call needs that goes where its names say.
+func (c *call) byName() []xds.ID {
 	needs := []xds.ID{{Type: xds.Cluster, Name: c.Cluster}}
 	if es := c.behind.Endpoints; len(es) == 0 || !es[0].ByName() {
 		needs = append(needs, xds.ID{Type: xds.Endpoint, Name: c.Cluster})
 	}
 	if c.bare {
 		needs = append([]xds.ID{{Type: xds.Listener, Name: c.rule.Service}}, needs...)
+	}
+	return needs
+}
+
+// held says whether the client has what the call needs. If not, then is told
+// why, once.
+func (c *call) held(then func(cause, do string), needs ...xds.ID) bool {
+	if len(c.clients) == 0 {
+		return true
+	}
+	ok := true
+	lacks := func(cause, do string) {
+		if ok {
+			then(cause, do)
+		}
+		ok = false
 	}
 	for _, need := range needs {
 		h := c.holding(need)
@@ -88,7 +92,7 @@ func (c *call) held(s *status.Status) bool {
 	return ok
 }
 
-var nouns = map[xds.Type]string{xds.Listener: "listener", xds.Cluster: "cluster", xds.Endpoint: "endpoints"}
+var nouns = map[xds.Type]string{xds.Listener: "listener", xds.Cluster: "cluster", xds.Endpoint: "endpoints", xds.Route: "routes"}
 
 // says is a holding in one line.
 func says(h *ads.Holding) string {

@@ -73,6 +73,7 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 				e.fact(fmt.Sprintf("port %d", p.Port), "%s: %s", o.Name, saysPort(p))
 			}
 		}
+		a.explainRoutes(e, o)
 		if len(o.Export) > 0 {
 			e.fact("export", "%s exports to %s", o.Name, strings.Join(o.Export, ", "))
 		}
@@ -119,6 +120,25 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 	e.Verdict = fmt.Sprintf("%s of namespace %s %s", w, w.Namespace, says)
 	e.decided(a.decisions(2*shownDecisions, func(j *journal.Entry) bool { return j.Workload == w }))
 	return e
+}
+
+// explainRoutes says which rules of routes lead to the owner, and what is
+// refused of those that would.
+func (a *Agent) explainRoutes(e *Explanation, o *nodecache.Owner) {
+	for _, entry := range o.Routes {
+		if r := a.dir.Route(entry.Route); r != nil && entry.Rule < len(r.Rules) && entry.Match < len(r.Rules[entry.Rule].Matches) {
+			e.fact("route", "rule %d of %s %s leads to %s: %s", entry.Rule, r.Kind, r.Key(), o.Name, saysMatch(&r.Rules[entry.Rule].Matches[entry.Match]))
+		}
+	}
+	for _, st := range o.Behind {
+		for _, r := range a.dir.RoutesTo(st.Key()) {
+			for _, text := range refused(r) {
+				if f := (Fact{What: "refused", Says: text}); !slices.Contains(e.Facts, f) { // once for all revisions
+					e.Facts = append(e.Facts, f)
+				}
+			}
+		}
+	}
 }
 
 // orNothing is a list in one line.

@@ -19,6 +19,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/fingerpost/fingerpost/agent/gateway"
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // A change is read once nothing more came for quiet, at the latest after
@@ -270,7 +271,9 @@ func (f *File) reread() {
 	}
 }
 
-// apply makes the store hold what the world says, object by object.
+// apply makes the store hold what the world says, object by object. Over all
+// kinds what comes goes before what leaves: a route that moves off a Service has
+// done so before the Service, its slices and its pods go.
 func (f *File) apply(w *world) {
 	for _, ns := range f.store.namespacesOptedOut() {
 		if _, still := w.optedOut[ns]; !still {
@@ -282,30 +285,45 @@ func (f *File) apply(w *world) {
 	}
 	held := f.store.names()
 	if len(held) == 0 { // nothing can go; what Services say of ports is there first
-		f.applyServices(w)
+		f.addServices(w)
 	}
 	for _, r := range w.pods {
-		f.store.Upsert(r)
+		if r.State == nodecache.Serving {
+			f.store.Upsert(r)
+		}
+	}
+	f.addServices(w)
+	f.applyRoutes(w)
+	for _, r := range w.pods {
+		if r.State != nodecache.Serving {
+			f.store.Upsert(r)
+		}
 	}
 	for _, key := range held {
 		if w.pods[key] == nil {
 			f.store.Remove(key.namespace, key.name)
 		}
 	}
-	f.applyServices(w)
-	f.applyRoutes(w)
+	f.cutServices(w)
 	f.mu.Lock()
 	f.status.Kept, f.status.Ignored = w.kept, w.ignored
 	f.status.Error, f.status.Since = "", time.Time{}
 	f.mu.Unlock()
 }
 
-// applyServices comes after the pods: a pod that goes together with its place
-// in a slice goes first, and so is remembered where it stood.
-func (f *File) applyServices(w *world) {
+// addServices takes nobody from behind a Service.
+func (f *File) addServices(w *world) {
 	for key := range w.services {
 		f.store.UpsertService(w.services[key])
 	}
+	for key := range w.slices {
+		f.store.UpsertSlice(f.store.grown(w.slices[key]))
+	}
+}
+
+// cutServices comes after the pods: a pod that goes together with its place in
+// a slice goes first, and so is remembered where it stood.
+func (f *File) cutServices(w *world) {
 	for key := range w.slices {
 		f.store.UpsertSlice(w.slices[key])
 	}

@@ -219,6 +219,28 @@ func (s *Store) UpsertSlice(r *nodecache.Slice) {
 	s.republish(r.Namespace)
 }
 
+// grown returns the slice with the endpoints beside its own that the directory
+// holds under its name and that it takes away.
+func (s *Store) grown(r *nodecache.Slice) *nodecache.Slice {
+	v := s.dir.Front(nodecache.Name{Namespace: r.Namespace, Name: r.Service})
+	if v == nil {
+		return r
+	}
+	out := *r
+	for _, old := range v.Slices {
+		if old.Name != r.Name {
+			continue
+		}
+		for _, e := range old.Endpoints {
+			there := func(n nodecache.Endpoint) bool { return n.Pod == e.Pod && slices.Equal(n.Addrs, e.Addrs) }
+			if !slices.ContainsFunc(r.Endpoints, there) {
+				out.Endpoints = append(slices.Clip(out.Endpoints), e)
+			}
+		}
+	}
+	return &out
+}
+
 // RemoveSlice forgets the slice of the name, if its UID is one of uids; with no
 // uids, whatever its UID.
 func (s *Store) RemoveSlice(namespace, slice string, uids ...string) {

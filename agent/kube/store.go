@@ -236,6 +236,16 @@ func (s *Store) At(addr netip.Addr) *Record {
 	})
 }
 
+// WithUID returns the record of the pod with the UID, nil if there is none. It
+// looks at every record.
+func (s *Store) WithUID(uid string) *Record {
+	rs := s.gather(nil, func(r *Record) bool { return r.UID == uid })
+	if len(rs) == 0 {
+		return nil
+	}
+	return rs[0]
+}
+
 // Len returns how many pods the store holds.
 func (s *Store) Len() int {
 	s.mu.RLock()

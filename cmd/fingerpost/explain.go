@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -63,6 +64,10 @@ ReplicaSets.`, "workload", func(arg string) error {
 	return cmd
 }
 
+// token is what the name of an HTTP method or header may be (RFC 9110, section
+// 5.6.2).
+var token = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+\\-.^_`|~]+$")
+
 func isPod(arg string) bool {
 	_, _, err := resources.ParseNodeID(arg)
 	return err == nil
@@ -70,7 +75,8 @@ func isPod(arg string) bool {
 
 func newExplainCall() *cobra.Command {
 	var a adminFlags
-	var from, authority string
+	var from, authority, method string
+	var headers []string
 	cmd := &cobra.Command{
 		Use:   "call --from NAMESPACE/POD /PACKAGE.SERVICE/METHOD",
 		Short: "Say where a call goes and why, to the last step",
@@ -78,15 +84,20 @@ func newExplainCall() *cobra.Command {
 step: who calls and how that is known, the rule that the call meets, the cluster
 and why it is that one, whether the client has acknowledged it and since when,
 each endpoint, and why each other pod of the provider gets no call; what is known
-from where and since when; and what was decided lately that concerns it.
+from where and since when; and what was decided lately that concerns it. Where
+routes of the Gateway API speak for the Service that the authority names: which
+route takes the call, by which rule and match, and what becomes of each share.
 
-The first line names the answer, with the gRPC code that the caller gets, and
-where that is not OK the cause. OK means that the call reaches a pod, which may
-say otherwise. Nothing is called.
+The first line names the answer, with the gRPC code that the caller gets (the
+HTTP status where the call is not of gRPC: with --method, or with another path
+than /PACKAGE.SERVICE/METHOD that HTTPRoutes speak for), and where that is not OK
+the cause. OK means that the call reaches a pod, which may say otherwise. Nothing
+is called.
 
 Ask the agent of the calling pod's node: it alone knows the pod's sidecar.`,
-		Example: "  fingerpost explain call --from shop/web-7d9c5-a /shop.v1.Cart/Get",
-		Args:    cobra.ExactArgs(1),
+		Example: `  fingerpost explain call --from shop/web-7d9c5-a /shop.v1.Cart/Get
+  fingerpost explain call --from shop/web-7d9c5-a --authority cart.shop --method GET --header x-canary=yes /v1/carts/7`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if from == "" {
 				return usageError("--from is needed: NAMESPACE/NAME of the pod that calls")
@@ -94,7 +105,15 @@ Ask the agent of the calling pod's node: it alone knows the pod's sidecar.`,
 			if !isPod(from) {
 				return usageError("--from %q is not NAMESPACE/NAME of a pod", from)
 			}
-			query := url.Values{"from": {from}, "authority": {authority}, "path": args}
+			if method != "" && !token.MatchString(method) {
+				return usageError("--method %q is not an HTTP method", method)
+			}
+			for _, h := range headers {
+				if name, _, ok := strings.Cut(h, "="); !ok || !token.MatchString(name) {
+					return usageError("--header %q is not NAME=VALUE", h)
+				}
+			}
+			query := url.Values{"from": {from}, "authority": {authority}, "path": args, "method": {method}, "header": headers}
 			_, err := show(cmd, &a, "/explain/call", query, func(w *table, e agent.CallExplanation) { explainTable(w, e.Explanation) })
 			return err
 		},
@@ -108,6 +127,8 @@ Ask the agent of the calling pod's node: it alone knows the pod's sidecar.`,
 	a.add(cmd)
 	cmd.Flags().StringVar(&from, "from", "", "`NAMESPACE/NAME` of the pod that calls")
 	cmd.Flags().StringVar(&authority, "authority", "127.0.0.1", "what the application dials or sets as the authority; 127.0.0.1, localhost and [::1] name nothing but the gRPC service")
+	cmd.Flags().StringVar(&method, "method", "", "HTTP `METHOD` of a call that is not of gRPC, as GET")
+	cmd.Flags().StringArrayVar(&headers, "header", nil, "`NAME=VALUE` of a header that the call has, for rules that look at it; give it for each")
 	_ = cmd.RegisterFlagCompletionFunc("from", offer(&a, "/proxies", func(clients []ads.Client) (ids []string) {
 		for _, c := range clients {
 			ids = append(ids, c.ID)

@@ -234,7 +234,7 @@ func wantSteps(t *testing.T, a *agentProcess) {
 		t.Errorf("explain call does not say by whom it is presumed:\n%s", out)
 	}
 	e := wantKeys(t, "call", decoded(t, a, "explain", "call", "--from", "nack/caller", "/shop.Web/Say"),
-		"verdict", "facts", "from", "authority", "path", "code", "message", "cause", "do", "cluster", "endpoints", "absent", "decisions")
+		"verdict", "facts", "from", "authority", "path", "code", "message", "cause", "do", "route", "shares", "cluster", "endpoints", "absent", "decisions")
 	var kinds []string
 	for _, d := range e["decisions"].([]any) {
 		kinds = append(kinds, d.(map[string]any)["kind"].(string))

@@ -101,24 +101,44 @@ func callersUpstream() *upstreamv3.HttpProtocolOptions {
 func (r *refresh) behind(v *nodecache.FrontView, port nodecache.FrontPort, grpc string) []endpoint {
 	var es []endpoint
 	for _, m := range v.Members() {
-		target, ok := targetOf(m, port)
-		if !ok {
-			continue
+		if e, absence := r.place(m, port, grpc); absence == "" {
+			es = append(es, e)
 		}
-		if m.Pod == "" {
-			es = append(es, withoutPod(m.Endpoint, target)...)
-			continue
-		}
-		pod, ok := r.dir.Member(m.Pod)
-		if !ok || pod.Shadowed || pod.State == nodecache.Absent || !pod.Addr.IsValid() {
-			continue
-		}
-		if grpc != "" && r.owner(pod.Owner).Lacks(pod.Pod, target, grpc) {
-			continue
-		}
-		es = append(es, endpoint{addr: netip.AddrPortFrom(pod.Addr, target), pod: pod.Pod})
 	}
 	return tidy(es)
+}
+
+// Absence says why what stands behind a Service gets no calls of a backend;
+// empty if it gets some.
+type Absence string
+
+// The reasons.
+const (
+	NoSuchPort  Absence = "its EndpointSlice does not lead from that port to one of its own"
+	NotReady    Absence = "its EndpointSlice does not say that it is ready"
+	NoAddress   Absence = "its EndpointSlice names no address"
+	NotServed   Absence = "it is no pod that serves"
+	Lacking     Absence = "it is known not to serve what is called"
+	SameAddress Absence = "another has the same address and port"
+)
+
+// place returns where the member gets calls of a backend, or why it gets none.
+func (r *refresh) place(m nodecache.FrontMember, port nodecache.FrontPort, grpc string) (endpoint, Absence) {
+	target, ok := targetOf(m, port)
+	if !ok {
+		return endpoint{}, NoSuchPort
+	}
+	if m.Pod == "" {
+		return withoutPod(m.Endpoint, target)
+	}
+	pod, ok := r.dir.Member(m.Pod)
+	if !ok || pod.Shadowed || pod.State == nodecache.Absent || !pod.Addr.IsValid() {
+		return endpoint{}, NotServed
+	}
+	if grpc != "" && r.owner(pod.Owner).Lacks(pod.Pod, target, grpc) {
+		return endpoint{}, Lacking
+	}
+	return endpoint{addr: netip.AddrPortFrom(pod.Addr, target), pod: pod.Pod}, ""
 }
 
 // targetOf returns the port of the member to which the Service's port leads:
@@ -135,13 +155,16 @@ func targetOf(m nodecache.FrontMember, port nodecache.FrontPort) (uint16, bool) 
 
 // withoutPod is an endpoint that somebody wrote by hand. Of its addresses the
 // first counts (EndpointSlice API, "addresses").
-func withoutPod(e nodecache.Endpoint, port uint16) []endpoint {
+func withoutPod(e nodecache.Endpoint, port uint16) (endpoint, Absence) {
 	state := nodecache.Serving
 	if !e.Ready {
 		state = nodecache.Draining
 	}
-	if len(e.Addrs) == 0 || state == nodecache.Draining && (!e.Serving || !e.Terminating) {
-		return nil
+	switch {
+	case len(e.Addrs) == 0:
+		return endpoint{}, NoAddress
+	case state == nodecache.Draining && (!e.Serving || !e.Terminating):
+		return endpoint{}, NotReady
 	}
-	return []endpoint{{addr: netip.AddrPortFrom(e.Addrs[0], port), pod: &nodecache.Pod{State: state, Addr: e.Addrs[0]}}}
+	return endpoint{addr: netip.AddrPortFrom(e.Addrs[0], port), pod: &nodecache.Pod{State: state, Addr: e.Addrs[0]}}, ""
 }

@@ -12,7 +12,7 @@ type Call struct {
 	Path      string // as /pkg.Service/Method
 }
 
-// Rule is what a sidecar's route table makes of a call.
+// Rule is what the constant rule of a sidecar's route table makes of a call.
 type Rule struct {
 	VirtualHost string
 	Route       string
@@ -31,14 +31,10 @@ type Rule struct {
 // callPath is what the route table takes for the path of a gRPC call.
 var callPath = regexp.MustCompile(`^/([A-Za-z_][A-Za-z0-9_.]*)/([A-Za-z_][A-Za-z0-9_]*)$`)
 
-// Rule says which rule the call meets, of all that a client of the caller's
-// namespace has.
-func (c *Compiler) Rule(call Call) Rule { return ByName(call) }
-
-// ByName is the constant rule, which every call meets that no other one takes:
-// what route.lua computes.
+// ByName is the constant rule, which every call meets for which no route speaks
+// (see [Compiler.Choose]): what route.lua computes.
 func ByName(call Call) Rule {
-	r := Rule{VirtualHost: egressName, Route: byNameRoute, Why: "it takes every call, and no other rule goes before it"}
+	r := Rule{VirtualHost: egressName, Route: byNameRoute, Why: "it takes every call for which no route speaks"}
 	m := callPath.FindStringSubmatch(call.Path)
 	if m == nil {
 		return r

@@ -199,7 +199,7 @@ func (m *mesh) backend(from string, c conformanceCall) string {
 		call.Headers = map[string]string{"Version": c.version}
 	}
 	for _, parent := range []string{"same-namespace", "gateway-with-one-not-matching-port-and-section-name-route"} {
-		choice, ok := m.c.Choose(from, parent+"."+infra, call)
+		choice, ok := m.c.Choose(from, parent+"."+infra, call, false)
 		switch {
 		case !ok:
 		case choice.Route == nil:

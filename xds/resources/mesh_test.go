@@ -401,17 +401,21 @@ func TestChoiceIsWhatTheTableSays(t *testing.T) {
 	m.route(httpRoute("prod", "r", web, first, second))
 	m.flush()
 	choose := func(ns, authority, path string) string {
-		c, ok := m.c.Choose(ns, authority, routetable.Call{Path: path, Verb: "GET"})
+		c, ok := m.c.Choose(ns, authority, routetable.Call{Path: path, Verb: "GET"}, false)
 		if !ok {
 			return "none"
 		}
 		if c.Route == nil {
 			return fmt.Sprintf("%s:%d no match", c.Service, c.Port)
 		}
-		return fmt.Sprintf("%s:%d %s %d.%d %v", c.Service, c.Port, c.Route.Name, c.Rule, c.Match, c.Shares)
+		text := fmt.Sprintf("%s:%d %s %d.%d", c.Service, c.Port, c.Route.Name, c.Rule, c.Match)
+		for _, s := range c.Shares {
+			text += fmt.Sprintf(" %d %q", s.Weight, s.Cluster)
+		}
+		return text
 	}
-	m.want("new", choose("prod", "WEB.prod.svc:80", "/new/x"), "prod/web:80 r 0.0 [{backend/prod/canary/80 1} { 4}]")
-	m.want("old", choose("shop", "web.prod", "/old?a=b"), "prod/web:80 r 1.0 [{backend/prod/web/80 1}]")
+	m.want("new", choose("prod", "WEB.prod.svc:80", "/new/x"), "prod/web:80 r 0.0 1 \"backend/prod/canary/80\" 4 \"\"")
+	m.want("old", choose("shop", "web.prod", "/old?a=b"), "prod/web:80 r 1.0 1 \"backend/prod/web/80\"")
 	m.want("short name of another namespace", choose("shop", "web", "/old"), "none")
 	m.want("no match", choose("prod", "web", "/older"), "prod/web:80 no match")
 	m.want("loopback", choose("prod", "127.0.0.1:15001", "/old"), "none")

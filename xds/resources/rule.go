@@ -26,7 +26,8 @@ const maxWeight = 1_000_000
 // share is what one backend gets of the calls.
 type share struct {
 	id      backendID // zero: the reference leads nowhere
-	weight  uint32    // not 0
+	backend nodecache.RouteBackend
+	weight  uint32 // not 0
 	filters []nodecache.RouteFilter
 }
 
@@ -38,7 +39,7 @@ func shares(e routetable.Entry, port func(nodecache.Name, uint16) (nodecache.Fro
 		if b.Weight == 0 {
 			continue
 		}
-		s := share{weight: min(b.Weight, maxWeight), filters: b.Filters}
+		s := share{weight: min(b.Weight, maxWeight), filters: b.Filters, backend: b}
 		if _, ok := port(b.Service, b.Port); ok && b.Refused == "" {
 			s.id = backendOf(e.Route.Kind, e.On(), b)
 		}

@@ -86,7 +86,7 @@ func TestHTTPRouteToAnnotatedProgramTranscodes(t *testing.T) {
 		t.Errorf("knowledge that is not linked yet changes %v", u.Set)
 	}
 	m.want("waiting", strings.Join(m.linked(good), " "), "A")
-	if c, _ := m.c.Choose("shop", "web.prod", routetable.Call{Path: "/v1"}); !slices.Equal(c.Transcodes, []string{"lib.Books"}) {
+	if c, _ := m.c.Choose("shop", "web.prod", routetable.Call{Path: "/v1"}, false); !slices.Equal(c.Transcodes, []string{"lib.Books"}) {
 		t.Errorf("choice %+v", c)
 	}
 	m.want("routes", m.transcodes("shop"), "[/lib.Books/ backend/prod/web/80/lib.Books] - A -")
@@ -130,7 +130,7 @@ func TestDescriptorsThatDoNotLinkChangeNothing(t *testing.T) {
 	if m.published[before.ID] != before || len(m.c.Unlinked()) != 0 {
 		t.Error("a program that does not link has changed the routes, or is tried again")
 	}
-	c, _ := m.c.Choose("prod", "web", routetable.Call{Path: "/v1"})
+	c, _ := m.c.Choose("prod", "web", routetable.Call{Path: "/v1"}, false)
 	m.want("why", c.NotTranscoded, "prod/web: a missing import")
 }
 

@@ -115,7 +115,7 @@ func (c *Compiler) virtualHosts(namespace string) ([]*routev3.VirtualHost, map[b
 	named := map[backendID]struct{}{}
 	scope := xds.NamespaceScope(namespace)
 	for h := range c.hosts(namespace) {
-		v := &routev3.VirtualHost{Name: h.front.Key().String() + "/" + strconv.Itoa(int(h.port.Port)), Domains: h.domains}
+		v := &routev3.VirtualHost{Name: h.String(), Domains: h.domains}
 		var plain []*routev3.Route
 		for _, e := range h.table.Entries {
 			to := shares(e, c.frontPort)
@@ -152,65 +152,4 @@ func (c *Compiler) virtualHosts(namespace string) ([]*routev3.VirtualHost, map[b
 		out = append(out, v)
 	}
 	return out, named
-}
-
-// Choice says what the routes of a Service make of a call.
-type Choice struct {
-	// Service and Port are what the authority names.
-	Service nodecache.Name
-	Port    uint16
-	// Route takes the call, by its rule and match of these indexes. It is nil
-	// if none does: then the call ends with 404 or UNIMPLEMENTED.
-	Route       *nodecache.Route
-	Rule, Match int
-	// Shares are who may get the call; none where the rule redirects, or where
-	// it fails for want of a backend.
-	Shares []Share
-	// Transcodes are the gRPC services to which JSON calls are transcoded by
-	// the rule. NotTranscoded says why the descriptors of a backend are not used
-	// for that; empty where there are none, or they are.
-	Transcodes    []string
-	NotTranscoded string
-}
-
-// Share is a part of the calls.
-type Share struct {
-	// Cluster is empty for the share that fails, since its backend may not be
-	// called or is not there.
-	Cluster string
-	Weight  uint32 // of the sum over all shares
-}
-
-// Choose says what the routes make of a call that a client of the namespace
-// makes to the authority. It returns false if no route speaks for the Service
-// there, so that the call goes where its names say.
-func (c *Compiler) Choose(namespace, authority string, call routetable.Call) (Choice, bool) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	authority = strings.ToLower(authority)
-	for h := range c.hosts(namespace) {
-		if !slices.Contains(h.domains, authority) {
-			continue
-		}
-		choice := Choice{Service: h.front.Key(), Port: h.port.Port}
-		e, ok := h.table.Match(call)
-		if !ok {
-			return choice, true
-		}
-		choice.Route, choice.Rule, choice.Match = e.Route, e.Rule, e.Match
-		for _, s := range shares(e, c.frontPort) {
-			sh := Share{Weight: s.weight}
-			if s.id != (backendID{}) {
-				sh.Cluster = s.id.String()
-			}
-			choice.Shares = append(choice.Shares, sh)
-		}
-		if p := c.transcodes(e.Route.Kind, e.In()); p != nil {
-			choice.Transcodes = p.set.Services
-		} else {
-			choice.NotTranscoded = c.whyNot(e.In())
-		}
-		return choice, true
-	}
-	return Choice{}, false
 }

@@ -30,21 +30,25 @@ type ServiceView struct {
 type EndpointView struct {
 	// Address is ip:port, or host:port of an ExternalName Service.
 	Address string `json:"address"`
-	Pod     string `json:"pod"` // namespace/name; empty where the address is a host's
+	Pod     string `json:"pod"` // namespace/name; empty where the address has no pod
 	Node    string `json:"node"`
 	// State is serving or draining, or [StatePresumed].
-	State string             `json:"state"`
-	Owner nodecache.OwnerKey `json:"-"`
+	State  string             `json:"state"`
+	Owner  nodecache.OwnerKey `json:"-"`
+	byName bool
 }
 
 // ByName tells whether it is a host that clients resolve themselves, by what
 // stands in the cluster: there are no endpoints to be sent.
-func (e *EndpointView) ByName() bool { return e.Pod == "" }
+func (e *EndpointView) ByName() bool { return e.byName }
 
 // String says where it is.
 func (e *EndpointView) String() string {
 	if e.ByName() {
 		return e.Address + ", by its DNS name"
+	}
+	if e.Pod == "" {
+		return e.Address + ", which is no pod's"
 	}
 	return fmt.Sprintf("%s pod %s on node %q", e.Address, e.Pod, e.Node)
 }
@@ -85,11 +89,15 @@ func (s *service) view(id serviceID) ServiceView {
 		v.Order = append(v.Order, c.String())
 	}
 	for _, e := range endpoints(id.name, provider) {
-		ep := EndpointView{Address: e.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner}
-		if e.host == "" {
-			ep.Pod = e.pod.String()
-		}
-		v.Endpoints = append(v.Endpoints, ep)
+		v.Endpoints = append(v.Endpoints, e.view())
+	}
+	return v
+}
+
+func (e endpoint) view() EndpointView {
+	v := EndpointView{Address: e.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner, byName: e.host != ""}
+	if e.pod.Name != "" && e.host == "" {
+		v.Pod = e.pod.String()
 	}
 	return v
 }

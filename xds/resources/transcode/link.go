@@ -41,6 +41,8 @@ type Set struct {
 	Services []string
 	// Dropped says of each method whose HTTP rule Envoy could not register why.
 	Dropped []string
+
+	taken map[string]string // the methods, by what requests they take
 }
 
 // httpTag is the tag of google.api.http in the wire form of method options.
@@ -104,7 +106,7 @@ func Link(p *nodecache.PortInfo) (*Set, error) {
 // not register, and returns the names of their files.
 func (s *Set) choose(p *nodecache.PortInfo, linked *protoregistry.Files, all map[string]*descriptorpb.FileDescriptorProto) []string {
 	var roots []string
-	taken := map[string]string{} // what a request can look like, by method
+	s.taken = map[string]string{}
 	for _, service := range p.Services {
 		d, err := linked.FindDescriptorByName(protoreflect.FullName(service.Name))
 		sd, ok := d.(protoreflect.ServiceDescriptor)
@@ -120,7 +122,7 @@ func (s *Set) choose(p *nodecache.PortInfo, linked *protoregistry.Files, all map
 			if rule == nil {
 				continue
 			}
-			if err := register(md, rule, taken); err != nil {
+			if err := register(md, rule, s.taken); err != nil {
 				proto.ClearExtension(options, annotations.E_Http)
 				s.Dropped = append(s.Dropped, fmt.Sprintf("%s: %v", md.FullName(), err))
 				continue
