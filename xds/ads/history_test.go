@@ -278,7 +278,11 @@ func TestManyStreamsAtOnceLeaveNothingBehind(t *testing.T) {
 		} else {
 			w.set(of(typ, n, 1+rnd.IntN(1000)))
 		}
+		// Who asks is answered in the midst of it (istio#10126).
 		w.server.Clients()
+		if _, ok := w.server.Inventories(func(n *corev3.Node) bool { return n.GetId() == "prod/x-7" }, 1<<20); !ok {
+			t.Fatal("one client has a million resources")
+		}
 	}
 	for range 110 {
 		if err := <-ended; err != nil {
