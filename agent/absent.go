@@ -119,7 +119,7 @@ func (a *Agent) unheard(namespace, service string) []reason {
 		seen[r.Owner] = true
 	}
 	for _, rs := range absent {
-		r := slices.MinFunc(rs, func(a, b *kube.Record) int { return a.Compare(b.Pod) })
+		r := slices.MinFunc(rs, func(a, b *kube.Record) int { return a.Compare(&b.Pod) })
 		text := fmt.Sprintf("%s was never asked: pod %s (%s)", r.OwnerName, r, cmp.Or(r.Reason, "its event is being handled"))
 		if n := len(rs) - 1; n > 0 {
 			text += fmt.Sprintf(" and %d more", n)

@@ -169,7 +169,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.close()
 		return nil, err
 	}
-	a.feed = newFeed(a.dir, a.compiler, a.server)
+	a.feed = newFeed(a)
 	a.follower = a.newFollower()
 	a.registry.MustRegister(&gauges{a}, a.invalid)
 	return a, nil
@@ -219,7 +219,7 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return a.source.Run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
 	g.Go(func() error { a.collector.Run(ctx); return nil })
-	g.Go(func() error { return a.feed.run(ctx) })
+	g.Go(func() error { return a.feed.run(ctx, a.source.Synced()) })
 	g.Go(func() error { return a.openGate(ctx) })
 	g.Go(func() error { a.follow(ctx); return nil })
 	if a.writer != nil {

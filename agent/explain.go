@@ -33,7 +33,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
 	m, ok := a.dir.Member(r.UID)
 	if !ok {
-		m = nodecache.Member{Pod: r.Pod}
+		m = nodecache.Member{Pod: &r.Pod}
 	}
 	for _, h := range m.AllHints() {
 		e.fact("hint", "port %d by %s", h.Port, h.Why)
@@ -44,7 +44,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
 	}
-	for _, note := range r.Notes {
+	for _, note := range r.Notes() {
 		e.fact("note", "%s", note)
 	}
 	defer func() {
@@ -59,7 +59,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		e.Verdict = fmt.Sprintf("%s is not served yet: its event is being handled", id)
 		return e, nil
 	}
-	a.explainOwner(e, o, r.Pod)
+	a.explainOwner(e, o, &r.Pod)
 	var served, others []string
 	for _, m := range o.Pods {
 		if m.UID == r.UID && m.Shadowed {

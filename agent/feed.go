@@ -2,36 +2,61 @@ package agent
 
 import (
 	"context"
+	"log/slog"
+	"slices"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/resources"
+	"github.com/fingerpost/fingerpost/xds/resources/transcode"
 )
 
 // feed carries changes of the directory through the compiler to the ADS
 // server, in order.
 type feed struct {
-	dir      *nodecache.Directory
-	sub      *nodecache.Subscription
-	compiler *resources.Compiler
-	server   *ads.Server
+	dir       *nodecache.Directory
+	sub       *nodecache.Subscription
+	compiler  *resources.Compiler
+	server    *ads.Server
+	scheduler *schedule.Scheduler // of what costs CPU
+	log       *slog.Logger
+	refused   prometheus.Counter // descriptors that cannot be used for transcoding
 
 	// mu is held from compiling to publishing, so that updates are published
-	// in the order in which they were made. The locks of the directory, the
-	// compiler and the server are taken under it, one after the other.
-	mu sync.Mutex
+	// in the order in which they were made; links are the jobs of descriptors
+	// that are not linked yet. The locks of the directory, the compiler, the
+	// server and the scheduler are taken under it, one after the other.
+	mu    sync.Mutex
+	links []*schedule.Job
 }
 
-func newFeed(dir *nodecache.Directory, compiler *resources.Compiler, server *ads.Server) *feed {
-	f := &feed{dir: dir, sub: dir.Subscribe(), server: server, compiler: compiler}
-	server.Publish(compiler.Initial())
+// newFeed returns the agent's, whose other parts stand already.
+func newFeed(a *Agent) *feed {
+	f := &feed{
+		dir: a.dir, sub: a.dir.SubscribeFronts(), compiler: a.compiler, server: a.server, scheduler: a.scheduler, log: a.log,
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "fingerpost_transcode_refused_total", Help: "Programs whose descriptors cannot be used for transcoding from JSON.",
+		}),
+	}
+	a.registry.MustRegister(f.refused)
+	f.server.Publish(f.compiler.Initial())
 	return f
 }
 
-// run publishes until ctx ends.
-func (f *feed) run(ctx context.Context) error {
+// run publishes until ctx ends. It begins once the source has synced: nobody is
+// answered before, and an owner that is compiled once, not as often as another
+// of its pods comes, spares much of what a start costs.
+func (f *feed) run(ctx context.Context, synced <-chan struct{}) error {
 	defer f.sub.Close()
+	select {
+	case <-synced:
+	case <-ctx.Done():
+		return nil
+	}
 	for {
 		select {
 		case <-f.sub.Changed():
@@ -49,6 +74,55 @@ func (f *feed) flush() {
 	if keys := f.sub.Poll(); len(keys) > 0 {
 		f.server.Publish(f.compiler.Apply(f.dir, keys))
 	}
+	if names := f.sub.PollFronts(); len(names) > 0 {
+		f.server.Publish(f.compiler.Fronts(f.dir, names))
+	}
+	f.links = slices.DeleteFunc(f.links, func(j *schedule.Job) bool {
+		select {
+		case <-j.Done():
+			return true
+		default:
+			return false
+		}
+	})
+	for _, p := range f.compiler.Unlinked() {
+		f.links = append(f.links, f.scheduler.Submit(schedule.Transcode, schedule.Normal, "", func(context.Context) { f.link(p) }))
+	}
+}
+
+// settled waits until all descriptors that were asked for are linked and
+// published, or ctx ends.
+func (f *feed) settled(ctx context.Context) {
+	f.mu.Lock()
+	links := slices.Clone(f.links)
+	f.mu.Unlock()
+	for _, j := range links {
+		select {
+		case <-j.Done():
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// link prepares the descriptors of a port for transcoding, and publishes what
+// follows.
+func (f *feed) link(p *nodecache.PortInfo) {
+	set, err := transcode.Link(p)
+	services := make([]string, len(p.Services))
+	for i, s := range p.Services {
+		services[i] = s.Name
+	}
+	log := f.log.With("services", services)
+	if err != nil {
+		f.refused.Inc()
+		log.Warn("calls of a program are not transcoded from JSON", "error", err)
+	} else if len(set.Dropped) > 0 {
+		log.Warn("methods are not transcoded from JSON", "methods", set.Dropped)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.server.Publish(f.compiler.Linked(f.dir, p, set, err))
 }
 
 // namespace makes sure that clients of the namespace find what each of them

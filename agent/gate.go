@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -46,6 +45,8 @@ func (a *Agent) openGate(ctx context.Context) error {
 		return nil
 	}
 	a.feed.flush()
+	// A client that comes back must not be without them for a moment.
+	a.feed.settled(bound)
 	current := a.current()
 	if !current {
 		// What the checkpoint lacks may be on its way.
@@ -54,9 +55,7 @@ func (a *Agent) openGate(ctx context.Context) error {
 	a.server.OpenGate()
 	a.gate.open.Store(true)
 	close(a.gate.opened)
-	// The first list took much more memory than what is kept of it. Nothing
-	// grows from here on, so the runtime would give it back late.
-	defer debug.FreeOSMemory()
+	defer a.release()
 	if err != nil {
 		a.log.Warn("gate open, though not every owner was asked what it serves", "after", time.Since(begun).Round(time.Millisecond), "missing", a.missing())
 	} else {

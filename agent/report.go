@@ -62,7 +62,7 @@ func (a *Agent) newRejected() func(ads.Refusal) {
 		}
 		pod := a.store.Pod(client.Namespace, client.Pod)
 		if pod != nil && pod.Node == a.config.nodeName() && limit.TryAccept() {
-			a.writer.Say(report.Rejected(pod.Pod, r.Type.String(), r.Error))
+			a.writer.Say(report.Rejected(&pod.Pod, r.Type.String(), r.Error))
 		}
 	}
 }

@@ -119,6 +119,16 @@ func (d *Directory) UpsertPod(p *Pod, replaces ...string) Reservation {
 	return d.upsertPod(p)
 }
 
+// Expect makes room for so many pods, if the directory has none: without it
+// the room grows with them, several times over.
+func (d *Directory) Expect(pods int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.pods) == 0 {
+		d.pods, d.claims = make(map[string]*Pod, pods), make(map[netip.Addr]*Pod, pods)
+	}
+}
+
 // RemovePod removes the pod with the UID, if it is there.
 func (d *Directory) RemovePod(uid string) {
 	d.mu.Lock()

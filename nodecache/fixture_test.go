@@ -19,11 +19,12 @@ func ownerKey(uid string) nodecache.OwnerKey { return nodecache.OwnerKey{UID: ui
 // pod returns a serving pod of key with one hint, changed by the edits.
 func pod(uid, addr string, edits ...func(*nodecache.Pod)) *nodecache.Pod {
 	p := &nodecache.Pod{
-		UID: uid, Namespace: "prod", Name: "name-" + uid, Node: "n1",
-		Owner: key, OwnerName: "ReplicaSet/a-1",
-		Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "a"},
-		State:    nodecache.Serving, Addr: netip.MustParseAddr(addr),
-		Hints: []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		UID: uid, Name: "name-" + uid, Node: "n1", State: nodecache.Serving, Addr: netip.MustParseAddr(addr),
+		Common: &nodecache.Common{
+			Namespace: "prod", Owner: key, OwnerName: "ReplicaSet/a-1",
+			Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "a"},
+			Hints:    []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		},
 	}
 	for _, edit := range edits {
 		edit(p)

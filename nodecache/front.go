@@ -51,6 +51,9 @@ type FrontPort struct {
 	Port        uint16
 }
 
+// GRPC tells whether the Service says of the port that it speaks gRPC.
+func (p FrontPort) GRPC() bool { return grpcProtocol(p.AppProtocol) || GRPCPortName(p.Name) }
+
 // Key is the name of the Service.
 func (f *Front) Key() Name { return Name{f.Namespace, f.Name} }
 

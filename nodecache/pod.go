@@ -112,14 +112,11 @@ const (
 	ExportNone = "-" // no name of a namespace
 )
 
-// Pod is one pod as the agent remembers it. A Pod is immutable once it was
-// given to a [Directory]; strings that repeat over pods should be interned.
-type Pod struct {
-	UID       string
+// Common is what the pods of one owner mostly have in common. It is immutable
+// once a pod with it was given to a [Directory]. A source makes the pods of an
+// owner share one: there are many pods.
+type Common struct {
 	Namespace string
-	Name      string
-	Node      string
-	Zone      string
 	Owner     OwnerKey
 	// OwnerName is the owner's display name, as ReplicaSet/a-5d9.
 	OwnerName string
@@ -128,6 +125,24 @@ type Pod struct {
 	// where that is not known. Pods of one owner can differ in it: the same tag
 	// may have been pulled twice.
 	Images string
+	// Hints are sorted by port, one per port.
+	Hints []Hint
+	// Export names the namespaces whose callers may reach the pod's services by
+	// their names alone, sorted and with commas between; [ExportAll] or
+	// [ExportNone]; empty where the pod says nothing.
+	Export string
+	// Declared is sorted by port, one per port, its services sorted.
+	Declared []Declared
+}
+
+// Pod is one pod as the agent remembers it. A Pod is immutable once it was
+// given to a [Directory]; strings that repeat over pods should be interned.
+type Pod struct {
+	UID  string
+	Name string
+	*Common
+	Node string
+	Zone string
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
 	// Reason says why the state is Absent; empty otherwise.
@@ -137,15 +152,6 @@ type Pod struct {
 	Addr netip.Addr
 	// More holds the further addresses of a dual-stack pod.
 	More []netip.Addr
-	// Hints are sorted by port, one per port.
-	Hints []Hint
-	// Export names the namespaces whose callers may reach the pod's services by
-	// their names alone, sorted and with commas between; [ExportAll] or
-	// [ExportNone]; empty where the pod says nothing. Not a list: there are many
-	// pods.
-	Export string
-	// Declared is sorted by port, one per port, its services sorted.
-	Declared []Declared
 
 	// The small fields stand together: there are many pods.
 
@@ -171,13 +177,8 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.State == q.State &&
 			p.Addr == q.Addr &&
 			p.Name == q.Name &&
-			p.Namespace == q.Namespace &&
 			p.Node == q.Node &&
 			p.Zone == q.Zone &&
-			p.Owner == q.Owner &&
-			p.OwnerName == q.OwnerName &&
-			p.Workload == q.Workload &&
-			p.Images == q.Images &&
 			p.Reason == q.Reason &&
 			p.HostNetwork == q.HostNetwork &&
 			p.CollectOff == q.CollectOff &&
@@ -185,9 +186,19 @@ func (p *Pod) Equal(q *Pod) bool {
 			p.Unready == q.Unready &&
 			p.Created.Equal(q.Created) &&
 			slices.Equal(p.More, q.More) &&
-			slices.Equal(p.Hints, q.Hints) &&
-			p.Export == q.Export &&
-			slices.EqualFunc(p.Declared, q.Declared, Declared.equal)
+			p.same(q.Common)
+}
+
+func (c *Common) same(d *Common) bool {
+	return c == d ||
+		c.Namespace == d.Namespace &&
+			c.Owner == d.Owner &&
+			c.OwnerName == d.OwnerName &&
+			c.Workload == d.Workload &&
+			c.Images == d.Images &&
+			c.Export == d.Export &&
+			slices.Equal(c.Hints, d.Hints) &&
+			slices.EqualFunc(c.Declared, d.Declared, Declared.equal)
 }
 
 // Compare orders pods by namespace, name and UID.

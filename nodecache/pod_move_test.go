@@ -125,7 +125,7 @@ func TestAbsentPodWithoutAddressFreesItsOldAddress(t *testing.T) {
 	d := nodecache.New(nodecache.Options{})
 	p := pod("a", "192.0.2.1")
 	d.UpsertPod(p)
-	d.UpsertPod(&nodecache.Pod{UID: "a", Owner: key, State: nodecache.Absent, Reason: "Evicted"})
+	d.UpsertPod(&nodecache.Pod{UID: "a", Common: &nodecache.Common{Owner: key}, State: nodecache.Absent, Reason: "Evicted"})
 	if d.PodAt(p.Addr) != nil || d.Owner(key) != nil {
 		t.Error("the evicted pod is still there")
 	}

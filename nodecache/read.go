@@ -38,6 +38,21 @@ func (d *Directory) Owners() []*Owner {
 	return os
 }
 
+// Askable tells whether the owner has pods, and whether one of them may be
+// asked what it serves, as [Owner.WhyNotAsked] does, without the cost of a view.
+func (d *Directory) Askable(key OwnerKey, node string) (there, may bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	rec := d.owners[key]
+	if rec == nil {
+		return false, false
+	}
+	return true, slices.ContainsFunc(rec.pods, func(p *Pod) bool {
+		m := Member{Pod: p, Behind: d.fronts.behind[p.UID]} // mostly that is enough to know
+		return m.WhyNotAsked(node) == "" && !d.shadowed(p)
+	})
+}
+
 // Retained returns the views of the owners of the namespace that have no pods
 // and of which something is still known, in no order.
 func (d *Directory) Retained(namespace string) []*Owner {
@@ -66,7 +81,12 @@ func (d *Directory) Member(uid string) (Member, bool) {
 
 // member needs mu, for reading at least.
 func (d *Directory) member(p *Pod) Member {
-	return Member{Pod: p, Shadowed: !p.HostNetwork && d.claims[p.Addr.Unmap()] != p, Behind: d.fronts.behind[p.UID]}
+	return Member{Pod: p, Shadowed: d.shadowed(p), Behind: d.fronts.behind[p.UID]}
+}
+
+// shadowed needs mu, for reading at least.
+func (d *Directory) shadowed(p *Pod) bool {
+	return !p.HostNetwork && d.claims[p.Addr.Unmap()] != p
 }
 
 // members needs mu, for reading at least.

@@ -45,10 +45,12 @@ func seatUID(f *Front, s *Slice, a netip.Addr) string {
 // standIn is nil for an address that gets no calls.
 func standIn(f *Front, s *Slice, e Endpoint, a netip.Addr) *Pod {
 	p := &Pod{
-		UID: seatUID(f, s, a), Namespace: f.Namespace, Name: f.Name + "@" + a.String(), Zone: e.Zone,
-		Owner: OwnerKey{UID: f.UID}, OwnerName: "Service/" + f.Name,
-		Workload: Workload{Namespace: f.Namespace, Kind: "Service", Name: f.Name},
-		Created:  f.Created, Addr: a, HostNetwork: true,
+		Common: &Common{
+			Namespace: f.Namespace, Owner: OwnerKey{UID: f.UID}, OwnerName: "Service/" + f.Name,
+			Workload: Workload{Namespace: f.Namespace, Kind: "Service", Name: f.Name},
+		},
+		UID: seatUID(f, s, a), Name: f.Name + "@" + a.String(), Zone: e.Zone,
+		Created: f.Created, Addr: a, HostNetwork: true,
 	}
 	switch {
 	case e.Ready:

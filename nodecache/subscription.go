@@ -28,6 +28,9 @@ type pending[K comparable] struct {
 }
 
 func (p *pending[K]) add(k K) {
+	if last := len(p.list) - 1; last >= 0 && p.list[last] == k {
+		return // mostly, where there are many
+	}
 	if _, known := p.set[k]; known {
 		return
 	}

@@ -7,9 +7,10 @@ package xds
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
+	"encoding/base64"
 	"fmt"
 
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -93,9 +94,12 @@ type Resource struct {
 	// Version is derived from the content alone, so that an agent that
 	// restarts, or another agent, gives equal content an equal version.
 	Version string
-	// Body is shared by all responses that carry the resource; nobody may
-	// change it.
+	// Body, Delta and SotW share their bytes, with each other and with all
+	// responses that carry the resource; nobody may change them.
 	Body *anypb.Any
+	// Delta is the resource as it stands in a DeltaDiscoveryResponse, tag and
+	// length included; SotW, its end, as it stands in a DiscoveryResponse.
+	Delta, SotW []byte
 }
 
 // NewResource validates and encodes m. It returns an error if m breaks its
@@ -112,11 +116,36 @@ func NewResource(id ID, m proto.Message) (*Resource, error) {
 		return nil, fmt.Errorf("encode %s %q: %w", id.Type, id.Name, err)
 	}
 	sum := sha256.Sum256(value)
-	return &Resource{
-		ID:      id,
-		Version: hex.EncodeToString(sum[:8]),
-		Body:    &anypb.Any{TypeUrl: id.Type.URL(), Value: value},
-	}, nil
+	r := &Resource{ID: id, Version: base64.RawURLEncoding.EncodeToString(sum[:8])}
+	r.frame(value)
+	return r, nil
+}
+
+// frame writes the resource as responses hold it. In both kinds of response
+// resources are field 2; in the Resource of a delta response the body is field
+// 2 again, and so, written last, is what a SotW response holds.
+func (r *Resource) frame(value []byte) {
+	const versionField, listField, bodyField, nameField = 1, 2, 2, 3
+	url := r.Type.URL()
+	text := func(n protowire.Number, size int) int { return protowire.SizeTag(n) + protowire.SizeBytes(size) }
+	body := text(1, len(url)) + text(2, len(value))
+	size := text(nameField, len(r.Name)) + text(versionField, len(r.Version)) + text(bodyField, body)
+	b := make([]byte, 0, text(listField, size))
+	b = protowire.AppendTag(b, listField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(size))
+	b = protowire.AppendTag(b, nameField, protowire.BytesType)
+	b = protowire.AppendString(b, r.Name)
+	b = protowire.AppendTag(b, versionField, protowire.BytesType)
+	b = protowire.AppendString(b, r.Version)
+	head := len(b)
+	b = protowire.AppendTag(b, bodyField, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(body))
+	b = protowire.AppendTag(b, 1, protowire.BytesType)
+	b = protowire.AppendString(b, url)
+	b = protowire.AppendTag(b, 2, protowire.BytesType)
+	b = protowire.AppendBytes(b, value)
+	r.Delta, r.SotW = b, b[head:]
+	r.Body = &anypb.Any{TypeUrl: url, Value: b[len(b)-len(value):]}
 }
 
 // Evidence says how much is known of the owners that could serve a name in a

@@ -1,11 +1,13 @@
 package xds_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/xds"
@@ -69,6 +71,35 @@ func TestAPIListenersStayOutsideWildcards(t *testing.T) {
 	for scope, want := range map[xds.Scope]bool{xds.Shared: false, xds.NamespaceScope("api"): false, xds.APIScope("prod"): true} {
 		if scope.NamedOnly() != want {
 			t.Errorf("scope %q: named only %v, want %v", scope, scope.NamedOnly(), want)
+		}
+	}
+}
+
+// What responses hold is written by hand; it must be what the generated code
+// reads.
+func TestFramesAreWhatResponsesHold(t *testing.T) {
+	for name, size := range map[string]int{"a": 0, "prod/company.v1.Users": 200, strings.Repeat("x", 300): 20_000} {
+		r, err := xds.NewResource(xds.ID{Type: xds.Cluster, Name: name}, &clusterv3.Cluster{Name: name, AltStatName: strings.Repeat("y", size)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var delta discovery.DeltaDiscoveryResponse
+		var sotw discovery.DiscoveryResponse
+		for m, frame := range map[proto.Message][]byte{&delta: r.Delta, &sotw: r.SotW} {
+			if err := proto.Unmarshal(slices.Concat(frame, frame), m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantDelta := &discovery.Resource{Name: name, Version: r.Version, Resource: r.Body}
+		if len(delta.Resources) != 2 || !proto.Equal(delta.Resources[0], wantDelta) || !proto.Equal(delta.Resources[1], wantDelta) {
+			t.Errorf("delta: got %v", &delta)
+		}
+		if len(sotw.Resources) != 2 || !proto.Equal(sotw.Resources[0], r.Body) || !proto.Equal(sotw.Resources[1], r.Body) {
+			t.Errorf("sotw: got %v", &sotw)
+		}
+		var c clusterv3.Cluster
+		if err := r.Body.UnmarshalTo(&c); err != nil || c.Name != name {
+			t.Errorf("body: %v", err)
 		}
 	}
 }

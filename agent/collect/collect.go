@@ -254,17 +254,24 @@ func (c *Collector) over() bool {
 // moment of the call is known, has failed once, or has no pod that may be
 // asked. Its errors are those of Wait.
 func (c *Collector) FirstAttempts(ctx context.Context) error {
-	for _, o := range c.dir.Owners() {
+	sub := c.dir.Subscribe()
+	keys := sub.Poll()
+	sub.Close()
+	for _, key := range keys {
+		if _, may := c.dir.Askable(key, c.only); !may {
+			continue
+		}
+		o := c.dir.Owner(key)
 		// An attempt that ends without a word, as when the owner was created
 		// again meanwhile, is followed by another; not without end.
 		for range 3 {
 			if o == nil || !c.pending(o) {
 				break
 			}
-			if err := c.Wait(ctx, o.Key); err != nil {
+			if err := c.Wait(ctx, key); err != nil {
 				return err
 			}
-			o = c.dir.Owner(o.Key)
+			o = c.dir.Owner(key)
 		}
 	}
 	return ctx.Err()

@@ -55,10 +55,11 @@ func key(owner string) nodecache.OwnerKey { return nodecache.OwnerKey{UID: owner
 // pod is a serving pod of an owner, with a hint for every port.
 func pod(uid, owner string, addr netip.Addr, ports ...uint16) *nodecache.Pod {
 	p := &nodecache.Pod{
-		UID: uid, Namespace: "prod", Name: uid, Node: "n1",
-		Owner: key(owner), OwnerName: "ReplicaSet/" + owner,
-		Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: owner},
-		State:    nodecache.Serving, Addr: addr,
+		UID: uid, Name: uid, Node: "n1", State: nodecache.Serving, Addr: addr,
+		Common: &nodecache.Common{
+			Namespace: "prod", Owner: key(owner), OwnerName: "ReplicaSet/" + owner,
+			Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: owner},
+		},
 	}
 	for _, port := range ports {
 		p.Hints = append(p.Hints, nodecache.Hint{Port: port, Why: "port name"})

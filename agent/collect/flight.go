@@ -14,7 +14,12 @@ import (
 // could make the answer another; the view is read before the lock, so a flight
 // may turn out to be needless, which the flight finds out before it dials.
 func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
-	o := c.dir.Owner(key)
+	// Most owners have no pod to ask, and change all the same.
+	var o *nodecache.Owner
+	there, may := c.dir.Askable(key, c.only)
+	if may {
+		o = c.dir.Owner(key)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ctx == nil || c.ctx.Err() != nil {
@@ -26,6 +31,9 @@ func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
 			return
 		}
 		delete(c.flights, key) // dropped before it ran
+	}
+	if there && !may {
+		return
 	}
 	if o == nil || len(o.Pods) == 0 {
 		delete(c.plans, key)

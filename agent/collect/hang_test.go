@@ -39,8 +39,8 @@ func TestServerThatHangsIsHungForAWhileAndThenFailed(t *testing.T) {
 			running.Go(func() { sched.Run(ctx) })
 			running.Go(func() { c.Run(ctx) })
 			key := dir.UpsertPod(&nodecache.Pod{
-				UID: "a", Namespace: "prod", Name: "a", Owner: nodecache.OwnerKey{UID: "o"}, State: nodecache.Serving,
-				Addr: netip.MustParseAddr("192.0.2.1"), Hints: []nodecache.Hint{{Port: 50051}},
+				UID: "a", Name: "a", State: nodecache.Serving, Addr: netip.MustParseAddr("192.0.2.1"),
+				Common: &nodecache.Common{Namespace: "prod", Owner: nodecache.OwnerKey{UID: "o"}, Hints: []nodecache.Hint{{Port: 50051}}},
 			}).Key
 			synctest.Wait()
 			if o := dir.Owner(key); o.Knowledge != nodecache.Failed || o.Hung != test.hung {

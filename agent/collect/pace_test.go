@@ -66,8 +66,8 @@ func testKey(owner string) nodecache.OwnerKey { return nodecache.OwnerKey{UID: o
 
 func testPod(uid, owner, addr string) *nodecache.Pod {
 	return &nodecache.Pod{
-		UID: uid, Namespace: "prod", Name: uid, Owner: testKey(owner), State: nodecache.Serving,
-		Addr: netip.MustParseAddr(addr), Hints: []nodecache.Hint{{Port: 50051}},
+		UID: uid, Name: uid, State: nodecache.Serving, Addr: netip.MustParseAddr(addr),
+		Common: &nodecache.Common{Namespace: "prod", Owner: testKey(owner), Hints: []nodecache.Hint{{Port: 50051}}},
 	}
 }
 

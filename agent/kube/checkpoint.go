@@ -1,111 +1,133 @@
 package kube
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
+	"net/netip"
 	"strconv"
+	"strings"
+	"time"
 	"unique"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
-// savedPods is the pods section of a checkpoint, in gob, so that fields of Pod
-// that come later need no other form. What many pods have in common stands
-// there once.
-type savedPods struct {
-	Origins []savedOrigin
-	Places  []savedPlace
-	Runs    []string
-	Pods    []savedPod
-}
-
-type savedOrigin struct{ Namespace, UID, Revision, Display, Kind, Name string }
-
-type savedPlace struct{ Node, Zone string }
-
-type savedPod struct {
-	Pod         nodecache.Pod // without what Of, At and Run say
-	Notes       []string
-	OptedOut    bool
-	Of, At, Run int
-}
+// podsFormat begins the pods section of a checkpoint. There follow the keys of
+// templates, the places, and the pods, which name these by their numbers. Only
+// the version of the program that wrote a section reads it (see Cluster.line),
+// so that no form has to last.
+const podsFormat = "pods 1\n"
 
 // encodePods writes records as they say of themselves: what their namespace and
 // Services add is not in it.
-func encodePods(records []*Record) ([]byte, error) {
-	s := savedPods{Pods: make([]savedPod, 0, len(records))}
-	ofs, ats, runs := map[unique.Handle[origin]]int{}, map[unique.Handle[place]]int{}, map[unique.Handle[string]]int{}
+func encodePods(records []*Record) []byte {
+	var keys, places, pods []byte
+	// The pods of an owner stand together: so they are read into the directory
+	// in half the time.
+	var owners []*template
+	of := map[*template][]*Record{}
 	for _, r := range records {
-		of, known := ofs[r.of]
-		if !known {
-			of, ofs[r.of] = len(s.Origins), len(s.Origins)
-			o := r.of.Value()
-			s.Origins = append(s.Origins, savedOrigin{o.namespace, o.uid, o.revision, o.display, o.kind, o.name})
+		if of[r.of] == nil {
+			owners, keys = append(owners, r.of), appendText(keys, r.of.key)
 		}
+		of[r.of] = append(of[r.of], r)
+	}
+	ats := map[unique.Handle[place]]uint64{}
+	for n, r := range inOrder(owners, of) {
 		at, known := ats[r.at]
 		if !known {
-			at, ats[r.at] = len(s.Places), len(s.Places)
-			p := r.at.Value()
-			s.Places = append(s.Places, savedPlace{p.node, p.zone})
+			at = uint64(len(ats))
+			ats[r.at], places = at, appendText(appendText(places, r.Node), r.Zone)
 		}
-		run, known := runs[r.run]
-		if !known {
-			run, runs[r.run] = len(s.Runs), len(s.Runs)
-			s.Runs = append(s.Runs, r.run.Value())
+		pods = binary.AppendUvarint(binary.AppendUvarint(pods, n), at)
+		pods = appendText(appendText(pods, r.UID), r.Name)
+		pods = binary.AppendVarint(pods, r.Created.Unix())
+		state, reason := r.State, r.Reason
+		if r.Unready { // the Services' word
+			state, reason = nodecache.Absent, ReasonNotReady
 		}
-		p := *r.Pod
-		p.Namespace, p.Owner, p.OwnerName, p.Workload = "", nodecache.OwnerKey{}, "", nodecache.Workload{}
-		p.Node, p.Zone, p.Images = "", "", ""
-		if p.Unready { // the Services' word
-			p.State, p.Reason, p.Unready = nodecache.Absent, ReasonNotReady, false
+		pods = appendText(append(pods, byte(state)), reason)
+		pods = appendBool(pods, r.HostNetwork)
+		pods = appendText(pods, string(r.Addr.AsSlice()))
+		pods = binary.AppendUvarint(pods, uint64(len(r.More)))
+		for _, addr := range r.More {
+			pods = appendText(pods, string(addr.AsSlice()))
 		}
-		s.Pods = append(s.Pods, savedPod{Pod: p, Notes: r.Notes, OptedOut: r.optedOut, Of: of, At: at, Run: run})
 	}
-	return encodeSaved(&s)
+	out := make([]byte, 0, len(podsFormat)+3*binary.MaxVarintLen64+len(keys)+len(places)+len(pods))
+	out = binary.AppendUvarint(append(out, podsFormat...), uint64(len(owners)))
+	out = binary.AppendUvarint(append(out, keys...), uint64(len(ats)))
+	out = binary.AppendUvarint(append(out, places...), uint64(len(records)))
+	return append(out, pods...)
 }
 
-func encodeSaved(s *savedPods) ([]byte, error) {
-	var b bytes.Buffer
-	err := gob.NewEncoder(&b).Encode(s)
-	return b.Bytes(), err
+// inOrder yields the records of each owner with the owner's number.
+func inOrder(owners []*template, of map[*template][]*Record) iter.Seq2[uint64, *Record] {
+	return func(yield func(uint64, *Record) bool) {
+		for n, t := range owners {
+			for _, r := range of[t] {
+				if !yield(uint64(n), r) {
+					return
+				}
+			}
+		}
+	}
 }
+
+// errSection indicates that a section is not one that encodePods wrote.
+var errSection = errors.New("not a list of pods")
 
 func decodePods(data []byte) ([]*Record, error) {
-	var s savedPods
-	if err := gob.NewDecoder(bytes.NewReader(data)).Decode(&s); err != nil {
-		return nil, err
+	rest, ok := strings.CutPrefix(text(data), podsFormat)
+	if !ok {
+		return nil, errSection
 	}
-	records := make([]*Record, 0, len(s.Pods))
-	ofs, ats := make([]unique.Handle[origin], len(s.Origins)), make([]unique.Handle[place], len(s.Places))
-	for i, o := range s.Origins {
-		ofs[i] = unique.Make(origin{o.Namespace, o.UID, o.Revision, o.Display, o.Kind, o.Name})
+	r := reader{rest: rest}
+	ofs := make([]*template, r.count())
+	for i := range ofs {
+		if ofs[i] = templates.get([]byte(r.text())); ofs[i] == nil {
+			return nil, fmt.Errorf("%w: owner %d", errSection, i)
+		}
 	}
-	for i, p := range s.Places {
-		ats[i] = unique.Make(place{p.Node, p.Zone})
+	ats := make([]unique.Handle[place], r.count())
+	for i := range ats {
+		ats[i] = unique.Make(place{r.text(), r.text()})
 	}
-	for i := range s.Pods {
-		saved := &s.Pods[i]
-		if saved.Of < 0 || saved.Of >= len(ofs) || saved.At < 0 || saved.At >= len(ats) || saved.Run < 0 || saved.Run >= len(s.Runs) {
-			return nil, fmt.Errorf("pod %d is of no owner", i)
+	records := make([]*Record, r.count())
+	reasons := map[string]string{} // each once
+	for i := range records {
+		of, at := r.uvarint(), r.uvarint()
+		uid, name := r.text(), r.text()
+		if of >= uint64(len(ofs)) || at >= uint64(len(ats)) || uid == "" || name == "" || ofs[of].Namespace == "" {
+			return nil, fmt.Errorf("%w: pod %d is of no owner", errSection, i)
 		}
-		p := saved.Pod // apart from the others, which may go before it
-		if p.UID == "" || p.Name == "" || p.Unready || p.State > nodecache.Draining || p.State != nodecache.Absent && !p.Addr.IsValid() {
-			return nil, fmt.Errorf("pod %d is none", i)
+		p := newRecord(ofs[of], ats[at], uid, name)
+		p.Created = time.Unix(r.varint(), 0).UTC()
+		p.State = nodecache.PodState(r.byte())
+		reason := r.text()
+		if _, known := reasons[reason]; !known {
+			reason = strings.Clone(reason)
+			reasons[reason] = reason
 		}
-		r := &Record{Pod: &p, Notes: saved.Notes, optedOut: saved.OptedOut, of: ofs[saved.Of], at: ats[saved.At], run: unique.Make(s.Runs[saved.Run])}
-		of, at := r.of.Value(), r.at.Value()
-		p.Namespace, p.OwnerName = of.namespace, of.display
-		p.Owner = nodecache.OwnerKey{UID: of.uid, Revision: of.revision}
-		p.Workload = nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name}
-		p.Node, p.Zone, p.Images = at.node, at.zone, r.run.Value()
-		p.Created, p.CollectOff, p.Export = p.Created.UTC(), saved.OptedOut, unique.Make(p.Export).Value()
-		if p.Namespace == "" {
-			return nil, fmt.Errorf("pod %d is in no namespace", i)
+		p.Reason = reasons[reason]
+		p.HostNetwork = r.bool()
+		p.Addr = r.addr()
+		if n := r.count(); n > 0 {
+			p.More = make([]netip.Addr, n)
+			for j := range p.More {
+				p.More[j] = r.addr()
+			}
 		}
-		records = append(records, r)
+		if p.State > nodecache.Draining || p.State != nodecache.Absent && !p.Addr.IsValid() {
+			return nil, fmt.Errorf("%w: pod %d is in no state", errSection, i)
+		}
+		records[i] = p
+	}
+	if r.failed || r.rest != "" {
+		return nil, errSection
 	}
 	return records, nil
 }
@@ -131,9 +153,8 @@ func (c *Cluster) Checkpoint(ctx context.Context) (nodecache.Unit, error) {
 	case <-ctx.Done():
 		return nodecache.Unit{}, ctx.Err()
 	}
-	data, err := encodePods(c.store.records())
 	// An API server that was put back to an earlier state counts anew.
-	return nodecache.Unit{Line: c.line(id), Version: version, Data: data, Force: version < stored}, err
+	return nodecache.Unit{Line: c.line(id), Version: version, Data: encodePods(c.store.records()), Force: version < stored}, nil
 }
 
 // line names what the versions belong to: a cluster, and a program that reads

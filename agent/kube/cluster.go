@@ -339,9 +339,23 @@ func (c *Cluster) replaced(objects []object, version string, h *health) {
 		c.namespacesTried()
 		return
 	}
-	c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
+	c.listed(objects)
 	c.heard(version)
 	c.reached(true)
+}
+
+// listed takes over all pods there are. The first of them go past the queue:
+// there is nothing that they could overtake or end, and it would cost as much
+// as applying them.
+func (c *Cluster) listed(objects []object) {
+	if c.store.Len() > 0 || !c.queue.idle() {
+		c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
+		return
+	}
+	c.store.expect(len(objects))
+	for _, o := range objects {
+		c.applyChange(o.key(), change{object: o})
+	}
 }
 
 func (c *Cluster) namespaceNames() []name {

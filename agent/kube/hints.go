@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unique"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -21,8 +20,8 @@ const (
 )
 
 // note records that an annotation, or a part of it, is ignored.
-func (r *Record) note(annotation, value, format string, args ...any) {
-	r.Notes = append(r.Notes, ignored(annotation, value, fmt.Sprintf(format, args...)))
+func (t *template) note(annotation, value, format string, args ...any) {
+	t.notes = append(t.notes, ignored(annotation, value, fmt.Sprintf(format, args...)))
 }
 
 func ignored(annotation, value, why string) string {
@@ -35,7 +34,7 @@ func ignored(annotation, value, why string) string {
 
 // hints gathers the positive signs that the pod itself gives. Of several for
 // one port the first counts.
-func (r *Record) hints(s *seen) []nodecache.Hint {
+func (t *template) hints(s *seen) []nodecache.Hint {
 	var hints []nodecache.Hint
 	add := func(port int32, why string) {
 		if port < 1 || port > 65535 {
@@ -50,7 +49,7 @@ func (r *Record) hints(s *seen) []nodecache.Hint {
 		for text := range strings.SplitSeq(s.grpcPort.value, ",") {
 			port, err := parsePort(text)
 			if err != nil {
-				r.note(GRPCPortAnnotation, s.grpcPort.value, "%v", err)
+				t.note(GRPCPortAnnotation, s.grpcPort.value, "%v", err)
 				continue
 			}
 			add(int32(port), WhyAnnotation)
@@ -68,13 +67,13 @@ func (r *Record) hints(s *seen) []nodecache.Hint {
 
 // declared reads the services annotation. One that cannot be understood in
 // full is ignored in full: half a declaration would take services away.
-func (r *Record) declared(a annotation, hints []nodecache.Hint) []nodecache.Declared {
+func (t *template) declared(a annotation, hints []nodecache.Hint) []nodecache.Declared {
 	if !a.there {
 		return nil
 	}
 	ds, err := parseDeclared(a.value, hints)
 	if err != nil {
-		r.note(ServicesAnnotation, a.value, "%v", err)
+		t.note(ServicesAnnotation, a.value, "%v", err)
 		return nil
 	}
 	return ds
@@ -106,7 +105,7 @@ func parseDeclared(value string, hints []nodecache.Hint) ([]nodecache.Declared, 
 				}
 				port = hints[0].Port
 			}
-			byPort[port] = append(byPort[port], unique.Make(service).Value())
+			byPort[port] = append(byPort[port], service)
 		}
 	}
 	ds := make([]nodecache.Declared, 0, len(byPort))
@@ -148,7 +147,7 @@ func validService(name string) bool {
 }
 
 // exports reads to whom the pod's services are exported.
-func (r *Record) exports(a annotation) string {
+func (t *template) exports(a annotation) string {
 	if !a.there {
 		return ""
 	}
@@ -159,7 +158,7 @@ func (r *Record) exports(a annotation) string {
 			return nodecache.ExportAll
 		case ns == "":
 		case len(validation.IsDNS1123Label(ns)) > 0:
-			r.note(ExportAnnotation, a.value, "%q is not a namespace", ns)
+			t.note(ExportAnnotation, a.value, "%q is not a namespace", ns)
 		default:
 			to = append(to, ns)
 		}
@@ -168,11 +167,11 @@ func (r *Record) exports(a annotation) string {
 		return nodecache.ExportNone
 	}
 	slices.Sort(to)
-	return unique.Make(strings.Join(slices.Compact(to), ",")).Value()
+	return strings.Join(slices.Compact(to), ",")
 }
 
 // collect reads what the pod says of being asked.
-func (r *Record) collect(a annotation) (off, on bool) {
+func (t *template) collect(a annotation) (off, on bool) {
 	switch {
 	case !a.there:
 	case a.value == "false":
@@ -180,7 +179,7 @@ func (r *Record) collect(a annotation) (off, on bool) {
 	case a.value == "true":
 		on = true
 	default:
-		r.note(CollectAnnotation, a.value, `it is neither "true" nor "false"`)
+		t.note(CollectAnnotation, a.value, `it is neither "true" nor "false"`)
 	}
 	return off, on
 }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"net/netip"
-	"reflect"
 	"slices"
 	"strings"
 	"unique"
@@ -48,27 +47,19 @@ const (
 
 // Record is what is kept of one pod. It is immutable.
 type Record struct {
-	*nodecache.Pod
-	// Notes says, one line each, what of the pod's annotations was ignored and
-	// why.
-	Notes []string
-
-	// optedOut is the pod's own word; Pod.CollectOff is its namespace's too.
-	optedOut bool
-	// These keep the interned strings of Pod shared: package unique forgets
-	// a value that no handle refers to.
-	of  unique.Handle[origin]
-	at  unique.Handle[place]
-	run unique.Handle[string]
-}
-
-// origin is what the pods of one owner have in common.
-type origin struct {
-	namespace, uid, revision, display, kind, name string
+	nodecache.Pod
+	of *template // of which Pod.Common is a part
+	// at keeps the interned strings of Pod shared: package unique forgets a
+	// value that no handle refers to.
+	at unique.Handle[place]
 }
 
 // place is what the pods of one node have in common.
 type place struct{ node, zone string }
+
+// Notes says, one line each, what of the pod's annotations was ignored and
+// why.
+func (r *Record) Notes() []string { return r.of.notes }
 
 // Convert makes the record of a pod. Nothing in it refers to the pod. The
 // rules are those of the Kubernetes EndpointSlice controller for which pods
@@ -77,36 +68,26 @@ func Convert(pod *corev1.Pod) *Record { return seePod(pod).record() }
 
 // record copies what it keeps.
 func (s *seen) record() *Record {
-	r := &Record{
-		of:  unique.Make(s.owner()),
-		at:  unique.Make(place{s.node, s.zone}),
-		run: unique.Make(images(s.images)),
-	}
-	of, at := r.of.Value(), r.at.Value()
+	var room [1024]byte
+	r := newRecord(templates.get(s.templateKey(room[:0])), unique.Make(place{s.node, s.zone}), s.uid, s.name)
+	r.Created = s.created
+	r.HostNetwork = s.hostNetwork
+	r.Addr, r.More = s.addresses()
+	r.State, r.Reason = s.state(r.Addr.IsValid())
+	return r
+}
+
+// newRecord copies the UID and the name.
+func newRecord(t *template, at unique.Handle[place], uid, name string) *Record {
+	r := &Record{of: t, at: at}
 	var own strings.Builder // one piece of memory for the two
-	own.Grow(len(s.uid) + len(s.name))
-	own.WriteString(s.uid)
-	own.WriteString(s.name)
-	p := &nodecache.Pod{
-		UID:         own.String()[:len(s.uid)],
-		Namespace:   of.namespace,
-		Name:        own.String()[len(s.uid):],
-		Node:        at.node,
-		Zone:        at.zone,
-		Owner:       nodecache.OwnerKey{UID: of.uid, Revision: of.revision},
-		OwnerName:   of.display,
-		Workload:    nodecache.Workload{Namespace: of.namespace, Kind: of.kind, Name: of.name},
-		Images:      r.run.Value(),
-		Created:     s.created,
-		HostNetwork: s.hostNetwork,
-	}
-	p.Addr, p.More = s.addresses()
-	p.State, p.Reason = s.state(p.Addr.IsValid())
-	p.Hints = r.hints(s)
-	p.Declared = r.declared(s.services, p.Hints)
-	p.CollectOff, p.CollectOn = r.collect(s.collect)
-	p.Export = r.exports(s.export)
-	r.Pod, r.optedOut = p, p.CollectOff
+	own.Grow(len(uid) + len(name))
+	own.WriteString(uid)
+	own.WriteString(name)
+	r.UID, r.Name = own.String()[:len(uid)], own.String()[len(uid):]
+	r.Common = &t.Common
+	r.Node, r.Zone = at.Value().node, at.Value().zone
+	r.CollectOff, r.CollectOn = t.optedOut, t.collectOn
 	return r
 }
 
@@ -118,58 +99,17 @@ func (r *Record) GetObjectMeta() metav1.Object {
 // inNamespace returns the record as it is in a namespace that did or did not
 // opt out of being asked.
 func (r *Record) inNamespace(off bool) *Record {
-	off = off || r.optedOut
+	off = off || r.of.optedOut
 	if off == r.CollectOff {
 		return r
 	}
-	pod, record := *r.Pod, *r
-	pod.CollectOff = off
-	record.Pod = &pod
+	record := *r
+	record.CollectOff = off
 	return &record
 }
 
 func (r *Record) equal(o *Record) bool {
-	return r.Equal(o.Pod) && slices.Equal(r.Notes, o.Notes)
-}
-
-// share makes the record, which nobody else has seen yet, use the lists of
-// another of the same owner where they are equal, as they mostly are.
-func (r *Record) share(o *Record) {
-	if o == nil {
-		return
-	}
-	if slices.Equal(r.Hints, o.Hints) {
-		r.Hints = o.Hints
-	}
-	if r.Export == o.Export {
-		r.Export = o.Export
-	}
-	if reflect.DeepEqual(r.Declared, o.Declared) {
-		r.Declared = o.Declared
-	}
-}
-
-// owner follows the one controller of the pod. A mirror pod's controller is
-// its Node, which all static pods of the node share: it says nothing of the
-// program.
-func (s *seen) owner() origin {
-	hash := s.templateHash
-	revision := hash
-	if revision == "" {
-		revision = s.revisionHash
-	}
-	if hash == "" {
-		hash = s.rolloutsHash
-	}
-	o := origin{namespace: s.namespace, uid: s.uid, revision: revision, kind: "Pod", name: s.name}
-	if s.controlled && s.controller.kind != "Node" {
-		o.uid, o.kind, o.name = s.controller.uid, s.controller.kind, s.controller.name
-	}
-	o.display = o.kind + "/" + o.name
-	if hash != "" && o.kind != "Pod" {
-		o.name = strings.TrimSuffix(o.name, "-"+hash)
-	}
-	return o
+	return r.Equal(&o.Pod) && (r.of == o.of || slices.Equal(r.of.notes, o.of.notes))
 }
 
 // imageIDs returns what the node reports for each container.
@@ -179,20 +119,6 @@ func imageIDs(pod *corev1.Pod) []string {
 		ids[i] = pod.Status.ContainerStatuses[i].ImageID
 	}
 	return ids
-}
-
-// images names what the containers run: the digests among their image IDs,
-// sorted, in place. It is empty as long as one has not started.
-func images(ids []string) string {
-	for i, id := range ids {
-		if id == "" {
-			return ""
-		}
-		// Runtimes put a scheme and the repository before the digest.
-		ids[i] = id[strings.LastIndexByte(id, '@')+1:]
-	}
-	slices.Sort(ids)
-	return strings.Join(ids, " ")
 }
 
 // addresses returns the primary address, which may be none, and the others.

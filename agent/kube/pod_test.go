@@ -159,7 +159,7 @@ func TestHintsOfAPod(t *testing.T) {
 			if fmt.Sprint(r.Hints) != c.want {
 				t.Errorf("hints %v, want %s", r.Hints, c.want)
 			}
-			if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, c.notes) || (c.notes == "") != (notes == "") {
+			if notes := strings.Join(r.Notes(), "\n"); !strings.Contains(notes, c.notes) || (c.notes == "") != (notes == "") {
 				t.Errorf("notes %q, want %q", notes, c.notes)
 			}
 		})
@@ -200,7 +200,7 @@ func TestDeclaredServicesOfAPod(t *testing.T) {
 		if fmt.Sprint(r.Declared) != c.want {
 			t.Errorf("%q: %v, want %s", c.value, r.Declared, c.want)
 		}
-		if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, c.note) || (c.note == "") != (notes == "") {
+		if notes := strings.Join(r.Notes(), "\n"); !strings.Contains(notes, c.note) || (c.note == "") != (notes == "") {
 			t.Errorf("%q: notes %q, want %q", c.value, notes, c.note)
 		}
 		if r.State != nodecache.Serving {
@@ -213,8 +213,8 @@ func TestCollectAnnotationOfAPod(t *testing.T) {
 	for value, want := range map[string]string{"true": "false true 0", "false": "true false 0", "no": "false false 1", "": "false false 1"} {
 		pod := readyPod("a", "ua", "192.0.2.1")
 		pod.Annotations = map[string]string{kube.CollectAnnotation: value}
-		if r := kube.Convert(pod); fmt.Sprint(r.CollectOff, r.CollectOn, len(r.Notes)) != want {
-			t.Errorf("%q: off %t, on %t, notes %q", value, r.CollectOff, r.CollectOn, r.Notes)
+		if r := kube.Convert(pod); fmt.Sprint(r.CollectOff, r.CollectOn, len(r.Notes())) != want {
+			t.Errorf("%q: off %t, on %t, notes %q", value, r.CollectOff, r.CollectOn, r.Notes())
 		}
 	}
 }

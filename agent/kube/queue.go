@@ -190,6 +190,13 @@ func (q *queue) whenApplied(done func()) {
 	q.waiters = append(q.waiters, waiter{q.put, done})
 }
 
+// idle tells whether everything put so far is applied.
+func (q *queue) idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.finished >= q.put
+}
+
 func (q *queue) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -19,7 +19,7 @@ const (
 	// settle is how long a resumed watch has to be silent until what it had to
 	// tell of the time before counts as told. An API server that has lost the
 	// version says so at once, but in the stream, not in the answer's head.
-	settle = 50 * time.Millisecond
+	settle = 20 * time.Millisecond
 
 	// catchUpSeconds is the timeout of a watch whose bookmark is awaited: the
 	// API server sends one 2 s before the end. catchUpWatches bounds how often
@@ -33,8 +33,8 @@ const (
 //	offered ──List──▶ listed ──Replace──▶ watching ──▶ accepted
 //	   (no pods, the stored version)          └──────▶ refused: lists as ever
 //
-// The reflector's list is answered here, without any pods. They are put into
-// the queue only when the API server has accepted a watch from their version,
+// The reflector's list is answered here, without any pods. They are taken
+// over only when the API server has accepted a watch from their version,
 // before the first of its events. A nil resumption is one that was refused.
 type resumption struct {
 	c       *Cluster
@@ -196,7 +196,7 @@ func (r *resumption) accept() {
 		objects = append(objects, p)
 	}
 	r.records = nil
-	r.c.queue.replace(objects, r.c.store.names, func(key name) bool { return key.namespace != "" })
+	r.c.listed(objects)
 	r.c.mu.Lock()
 	r.c.resumed = true
 	r.c.mu.Unlock()

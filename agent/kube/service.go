@@ -204,12 +204,11 @@ func (s *Store) published(r *Record) *Record {
 	if yes == r.Unready {
 		return r
 	}
-	pod, record := *r.Pod, *r
-	pod.Unready, pod.State, pod.Reason = yes, nodecache.Absent, ReasonNotReady
+	record := *r
+	record.Unready, record.State, record.Reason = yes, nodecache.Absent, ReasonNotReady
 	if yes {
-		pod.State, pod.Reason = nodecache.Serving, ""
+		record.State, record.Reason = nodecache.Serving, ""
 	}
-	record.Pod = &pod
 	return &record
 }
 

@@ -355,7 +355,7 @@ func TestExportAnnotation(t *testing.T) {
 	} {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.ExportAnnotation: value}}}
 		r := kube.Convert(p)
-		if got := fmt.Sprintf("%s %d notes", r.Export, len(r.Notes)); got != want {
+		if got := fmt.Sprintf("%s %d notes", r.Export, len(r.Notes())); got != want {
 			t.Errorf("%q: %s, want %s", value, got, want)
 		}
 	}

@@ -93,7 +93,7 @@ func same(t *testing.T, got *slimPod, pod *corev1.Pod) {
 	t.Helper()
 	want := slimOf(pod).(*slimPod)
 	if !reflect.DeepEqual(got.record, want.record) {
-		t.Errorf("pod %+v\nnotes %q\nwant %+v\nnotes %q", got.record.Pod, got.record.Notes, want.record.Pod, want.record.Notes)
+		t.Errorf("pod %+v\nnotes %q\nwant %+v\nnotes %q", got.record.Pod, got.record.Notes(), want.record.Pod, want.record.Notes())
 	}
 	if !reflect.DeepEqual(got.ObjectMeta, want.ObjectMeta) {
 		t.Errorf("metadata %+v, want %+v", got.ObjectMeta, want.ObjectMeta)

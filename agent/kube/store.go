@@ -29,19 +29,19 @@ type Store struct {
 	unready map[string]name
 
 	// mu guards what follows.
-	mu         sync.RWMutex
-	pods       map[name]*Record
-	optedOut   map[string]struct{} // namespaces
-	byOwner    *index[nodecache.OwnerKey]
-	byWorkload *index[nodecache.Workload]
-	byNode     *index[string]
-	byAddr     *index[netip.Addr]
+	mu       sync.RWMutex
+	pods     map[name]*Record
+	optedOut map[string]struct{} // namespaces
 }
 
 // name is what the API server knows an object by, within its kind.
 type name struct{ namespace, name string }
 
 func (r *Record) key() name { return name{r.Namespace, r.Name} }
+
+func (n name) compare(o name) int {
+	return cmp.Or(cmp.Compare(n.namespace, o.namespace), cmp.Compare(n.name, o.name))
+}
 
 // NewStore returns an empty store that feeds the directory. A nil log discards.
 func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
@@ -56,25 +56,19 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 		unready:  map[string]name{},
 		pods:     map[name]*Record{},
 		optedOut: map[string]struct{}{},
-		byOwner: newIndex(func(dst []nodecache.OwnerKey, r *Record) []nodecache.OwnerKey {
-			return append(dst, r.Owner)
-		}),
-		byWorkload: newIndex(func(dst []nodecache.Workload, r *Record) []nodecache.Workload {
-			return append(dst, r.Workload)
-		}),
-		byNode: newIndex(func(dst []string, r *Record) []string {
-			if r.Node == "" {
-				return dst
-			}
-			return append(dst, r.Node)
-		}),
-		byAddr: newIndex(func(dst []netip.Addr, r *Record) []netip.Addr {
-			if !alive(r.Pod) {
-				return dst
-			}
-			return append(append(dst, r.Addr), r.More...)
-		}),
 	}
+}
+
+// expect makes room for so many pods, if there are none.
+func (s *Store) expect(pods int) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	if len(s.pods) == 0 {
+		s.pods = make(map[name]*Record, pods)
+	}
+	s.mu.Unlock()
+	s.dir.Expect(pods)
 }
 
 // Routes returns the table of the objects of the Gateway API.
@@ -102,20 +96,15 @@ func (s *Store) upsert(r *Record) {
 		s.mu.Unlock()
 		return
 	}
-	if old != nil {
-		s.unindex(old)
-		if old.UID != r.UID {
-			delete(s.unready, old.UID)
-		}
+	if old != nil && old.UID != r.UID {
+		delete(s.unready, old.UID)
 	}
-	r.share(s.byOwner.any(r.Owner))
 	s.pods[r.key()] = r
-	s.index(r)
 	s.mu.Unlock()
 	if old != nil && old.UID != r.UID && s.gone(old) {
-		s.dir.UpsertPod(r.Pod, old.UID)
+		s.dir.UpsertPod(&r.Pod, old.UID)
 	} else {
-		s.dir.UpsertPod(r.Pod)
+		s.dir.UpsertPod(&r.Pod)
 	}
 }
 
@@ -135,7 +124,6 @@ func (s *Store) remove(key name, uids []string) {
 		s.mu.Unlock()
 		return
 	}
-	s.unindex(old)
 	delete(s.pods, key)
 	delete(s.unready, old.UID)
 	s.mu.Unlock()
@@ -174,44 +162,15 @@ func (s *Store) SetNamespace(namespace string, optedOut bool) {
 }
 
 // InNamespace returns the records of the pods of a namespace that were there
-// all the while, in no order. It reads everything, as an index would cost every
-// pod, and lets go of the lock as names does.
+// all the while, sorted by name. It reads everything, as an index would cost
+// every pod, and lets go of the lock as names does.
 func (s *Store) InNamespace(namespace string) []*Record {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	var rs []*Record
-	seen := 0
-	for _, r := range s.pods {
-		if r.Namespace == namespace {
-			rs = append(rs, r)
-		}
-		if seen++; seen%portion == 0 {
-			s.mu.RUnlock()
-			s.mu.RLock()
-		}
-	}
-	return rs
-}
-
-// index needs mu.
-func (s *Store) index(r *Record) {
-	s.byOwner.add(r)
-	s.byWorkload.add(r)
-	s.byNode.add(r)
-	s.byAddr.add(r)
-}
-
-// unindex needs mu.
-func (s *Store) unindex(r *Record) {
-	s.byOwner.remove(r)
-	s.byWorkload.remove(r)
-	s.byNode.remove(r)
-	s.byAddr.remove(r)
+	return s.filter(func(r *Record) bool { return r.Namespace == namespace })
 }
 
 // report needs writing.
 func (s *Store) report(r *Record) {
-	for _, text := range r.Notes {
+	for _, text := range r.Notes() {
 		s.reportOnce(text, "pod", r.String())
 	}
 }
@@ -238,24 +197,33 @@ func (s *Store) Pod(namespace, pod string) *Record {
 }
 
 // OfOwner returns the records of an owner's pods, sorted by namespace and name.
-func (s *Store) OfOwner(key nodecache.OwnerKey) []*Record { return read(s, s.byOwner, key) }
+// It looks at every record, as the next three methods do: they are for people
+// who ask, and an index for each would cost every pod.
+func (s *Store) OfOwner(key nodecache.OwnerKey) []*Record {
+	return s.filter(func(r *Record) bool { return r.Owner == key })
+}
 
 // OfWorkload returns the records of a workload's pods, of all its revisions,
 // sorted by name.
-func (s *Store) OfWorkload(w nodecache.Workload) []*Record { return read(s, s.byWorkload, w) }
+func (s *Store) OfWorkload(w nodecache.Workload) []*Record {
+	return s.filter(func(r *Record) bool { return r.Workload == w })
+}
 
 // OnNode returns the records of the pods of a node, sorted by namespace and
 // name.
-func (s *Store) OnNode(node string) []*Record { return read(s, s.byNode, node) }
+func (s *Store) OnNode(node string) []*Record {
+	return s.filter(func(r *Record) bool { return node != "" && r.Node == node })
+}
 
 // At returns the record of the pod to which the address belongs, nil if there
 // is none: never one that has ended, is terminating or is of the host's
 // network. Of several that claim it, the Ready one has it, then the one created
 // last.
 func (s *Store) At(addr netip.Addr) *Record {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	rs := s.byAddr.held[addr.Unmap()]
+	addr = addr.Unmap()
+	rs := s.filter(func(r *Record) bool {
+		return alive(&r.Pod) && (r.Addr == addr || slices.Contains(r.More, addr))
+	})
 	if len(rs) == 0 {
 		return nil
 	}
@@ -297,16 +265,30 @@ const portion = 1024
 // records returns the record of every pod that was there all the while, and
 // lets go of the lock as names does.
 func (s *Store) records() []*Record {
+	return s.gather(make([]*Record, 0, s.Len()), func(*Record) bool { return true })
+}
+
+// filter returns the wanted records, sorted by namespace and name.
+func (s *Store) filter(wanted func(*Record) bool) []*Record {
+	rs := s.gather(nil, wanted)
+	slices.SortFunc(rs, func(a, b *Record) int { return a.key().compare(b.key()) })
+	return rs
+}
+
+func (s *Store) gather(rs []*Record, wanted func(*Record) bool) []*Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	records := make([]*Record, 0, len(s.pods))
+	seen := 0
 	for _, r := range s.pods {
-		if records = append(records, r); len(records)%portion == 0 {
+		if wanted(r) {
+			rs = append(rs, r)
+		}
+		if seen++; seen%portion == 0 {
 			s.mu.RUnlock()
 			s.mu.RLock()
 		}
 	}
-	return records
+	return rs
 }
 
 func (s *Store) namespacesOptedOut() []string {
@@ -317,14 +299,4 @@ func (s *Store) namespacesOptedOut() []string {
 		names = append(names, n)
 	}
 	return names
-}
-
-func read[K comparable](s *Store, x *index[K], k K) []*Record {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return x.get(k)
-}
-
-func compareRecord(a, b *Record) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }

@@ -244,8 +244,8 @@ func TestBadAnnotationIsLoggedOnce(t *testing.T) {
 	if got := log.get(); len(got) != 1 || !strings.Contains(got[0], "pkg/A") || !strings.Contains(got[0], "pod=prod/a-0") {
 		t.Errorf("logged %q", got)
 	}
-	if r := store.Pod("prod", "a-2"); len(r.Notes) != 1 {
-		t.Errorf("notes %q", r.Notes)
+	if r := store.Pod("prod", "a-2"); len(r.Notes()) != 1 {
+		t.Errorf("notes %q", r.Notes())
 	}
 }
 

@@ -60,12 +60,14 @@ func (w *world) follow() *world {
 // younger.
 func pod(revision, pod string, declared ...string) *nodecache.Pod {
 	p := &nodecache.Pod{
-		UID: revision + pod, Namespace: "prod", Name: "web-" + revision + "-" + pod, Node: "n1",
-		Owner: key(revision), OwnerName: "ReplicaSet/web-" + revision,
-		Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "web"},
-		State:    nodecache.Serving, Addr: netip.AddrFrom4([4]byte{10, 0, revision[0], pod[0]}),
-		Hints:   []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		UID: revision + pod, Name: "web-" + revision + "-" + pod, Node: "n1",
+		State: nodecache.Serving, Addr: netip.AddrFrom4([4]byte{10, 0, revision[0], pod[0]}),
 		Created: time.Date(2026, 5, 1, 12, int(revision[0]), 0, 0, time.UTC),
+		Common: &nodecache.Common{
+			Namespace: "prod", Owner: key(revision), OwnerName: "ReplicaSet/web-" + revision,
+			Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "web"},
+			Hints:    []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		},
 	}
 	if declared != nil {
 		p.Declared = []nodecache.Declared{{Port: 50051, Services: declared}}

@@ -3,12 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -24,28 +20,25 @@ import (
 )
 
 // manyPods starts agents, without clients, on an API server with many pods:
-// until when they are ready, and how much memory they then have.
+// until when they are ready, with a checkpoint and without, and how much memory
+// they then have.
 var manyPods = benchmark{names: []string{
-	"start/10k-pods", "memory/10k-pods", "memory-peak/10k-pods",
-	"start/50k-pods", "memory/50k-pods", "memory-peak/50k-pods",
+	"start/10k-pods", "restart/10k-pods", "memory/10k-pods", "memory-peak/10k-pods",
+	"start/50k-pods", "restart/50k-pods", "memory/50k-pods", "memory-peak/50k-pods",
 }, run: runManyPods}
-
-// informerEnv, set to a kubeconfig, makes this program a stock informer of
-// pods, the baseline for memory.
-const informerEnv = "FINGERPOST_BENCH_INFORMER"
 
 func runManyPods(ctx context.Context, r *run) ([]result, error) {
 	sizes, rounds := []int{10_000, 50_000}, 3
 	if r.short {
-		sizes, rounds = []int{1_000}, 1
+		sizes, rounds = []int{10_000}, 1
 	}
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	bin := filepath.Join(dir, "fingerpost")
-	if err := buildAgent(ctx, bin); err != nil {
+	bin, err := r.agent(ctx)
+	if err != nil {
 		return nil, err
 	}
 	api, err := harness.NewAPIServer()
@@ -61,71 +54,90 @@ func runManyPods(ctx context.Context, r *run) ([]result, error) {
 	have := 0
 	for _, n := range sizes {
 		name := fmt.Sprintf("/%dk-pods", n/1000)
-		if !r.wants("start"+name) && !r.wants("memory"+name) && !r.wants("memory-peak"+name) {
+		starts, memories := r.wants("start"+name) || r.wants("restart"+name), r.wants("memory"+name) || r.wants("memory-peak"+name)
+		if !starts && !memories {
 			continue
 		}
 		r.progress("writing %d pods", n-have)
-		if err := api.WritePods(ctx, clusterPods(have, n)); err != nil {
+		if err := api.WritePods(ctx, clusterPods(have, n, 10)); err != nil {
 			return nil, err
 		}
 		have = n
 		if err := awaitPods(ctx, api.Config, n); err != nil {
 			return nil, err
 		}
-		var ours, raw []time.Duration
+		var ours, again, raw []time.Duration
 		var memory, informer footprint
-		for range rounds {
+		for round := range rounds {
 			d, bytes, err := rawList(ctx, api.Config, n)
 			if err != nil {
 				return nil, err
 			}
 			raw = append(raw, d)
 			r.progress("%d pods: raw watch-list of %d MB in %v", n, bytes>>20, d.Round(time.Millisecond))
-			a, err := startProgram(ctx, dir, bin, nil, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig,
-				"--ads-socket", filepath.Join(dir, "ads", "ads.sock"), "--admin-socket", filepath.Join(dir, "admin", "admin.sock"))
-			if err != nil {
-				return nil, err
+			state := filepath.Join(dir, fmt.Sprintf("state-%d-%d", n, round))
+			start := func(settle bool) (time.Duration, error) {
+				a, err := startProgram(ctx, dir, bin, "agent", "--node-name", "node-1", "--kubeconfig", api.Kubeconfig, "--state-dir", state,
+					"--ads-socket", filepath.Join(dir, "ads", "ads.sock"), "--admin-socket", filepath.Join(dir, "admin", "admin.sock"))
+				if err != nil {
+					return 0, err
+				}
+				defer a.stop()
+				d, err := a.ready(ctx)
+				if err == nil && settle {
+					memory, err = a.settle(ctx, r)
+				}
+				if resumed := strings.Contains(a.printed(), "resumed from the checkpoint"); err == nil && resumed != (len(again) < len(ours)) {
+					err = fmt.Errorf("resumed %t: %s", resumed, a.printed())
+				}
+				return d, err
 			}
-			if d, err = a.ready(ctx); err != nil {
-				a.stop()
+			if d, err = start(memories && round == rounds-1); err != nil {
 				return nil, err
 			}
 			ours = append(ours, d)
-			memory, err = a.settle(ctx)
-			a.stop()
-			if err != nil {
+			r.progress("%d pods: agent ready in %v", n, d.Round(time.Millisecond))
+			if d, err = start(false); err != nil {
 				return nil, err
 			}
-			r.progress("%d pods: agent ready in %v, %.0f MB resident, %.0f at most", n, d.Round(time.Millisecond), memory.now, memory.peak)
+			again = append(again, d)
+			r.progress("%d pods: started again, ready in %v", n, d.Round(time.Millisecond))
 		}
+		value, baseline := milliseconds(median(ours)), milliseconds(median(raw))
+		restart := milliseconds(median(again))
+		results = append(results,
+			result{Name: "start" + name, Value: value, Unit: "ms", Baseline: baseline, Ratio: baseline / value},
+			result{Name: "restart" + name, Value: restart, Unit: "ms", Baseline: value, Ratio: value / restart})
+		if !memories {
+			continue
+		}
+		r.progress("%d pods: agent, %.0f MB resident, %.0f at most", n, memory.now, memory.peak)
 		exe, err := os.Executable()
 		if err != nil {
 			return nil, err
 		}
-		i, err := startProgram(ctx, dir, exe, []string{informerEnv + "=" + api.Kubeconfig})
+		i, err := startProgram(ctx, dir, exe, "informer", api.Kubeconfig)
 		if err != nil {
 			return nil, err
 		}
 		if err = i.says(ctx, "synced"); err == nil {
-			informer, err = i.settle(ctx)
+			informer, err = i.settle(ctx, r)
 		}
 		i.stop()
 		if err != nil {
 			return nil, err
 		}
 		r.progress("%d pods: stock informer, %.0f MB resident, %.0f at most", n, informer.now, informer.peak)
-		value, baseline := milliseconds(median(ours)), milliseconds(median(raw))
 		results = append(results,
-			result{Name: "start" + name, Value: value, Unit: "ms", Baseline: baseline, Ratio: baseline / value},
 			result{Name: "memory" + name, Value: memory.now, Unit: "MB", Baseline: informer.now, Ratio: informer.now / memory.now},
 			result{Name: "memory-peak" + name, Value: memory.peak, Unit: "MB", Baseline: informer.peak, Ratio: informer.peak / memory.peak})
 	}
 	return results, nil
 }
 
-// clusterPods yields pods, ten to a ReplicaSet, as an API server has them:
+// clusterPods yields pods, each to a ReplicaSet, as an API server has them:
 // most of their kilobytes are of no use to anybody but a kubelet.
-func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
+func clusterPods(from, to, each int) iter.Seq[*corev1.Pod] {
 	created := metav1.NewTime(time.Unix(1.75e9, 0))
 	fields := []byte("{" + strings.Repeat(`"f:containers":{"k:{\"name\":\"app\"}":{".":{},"f:env":{}}},`, 10) + `"f:phase":{}}`)
 	var env []corev1.EnvVar
@@ -136,7 +148,7 @@ func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
 	yes, grace := true, int64(30)
 	return func(yield func(*corev1.Pod) bool) {
 		for i := from; i < to; i++ {
-			owner, ip, node := fmt.Sprintf("checkout-%d-5d9f8c7b6d", i/10), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), i%500
+			owner, ip, node := fmt.Sprintf("checkout-%d-5d9f8c7b6d", i/each), fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255), i%500
 			status := corev1.PodStatus{
 				Phase: corev1.PodRunning, HostIP: fmt.Sprintf("172.16.%d.%d", node>>8, node&255), PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}, StartTime: &created,
 				ContainerStatuses: []corev1.ContainerStatus{{
@@ -153,7 +165,7 @@ func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
 					CreationTimestamp: created,
 					Labels:            map[string]string{"app.kubernetes.io/name": "checkout", "pod-template-hash": "5d9f8c7b6d", "topology.kubernetes.io/zone": fmt.Sprintf("zone-%d", node%3)},
 					OwnerReferences: []metav1.OwnerReference{{
-						APIVersion: "apps/v1", Kind: "ReplicaSet", Name: owner, UID: types.UID(fmt.Sprintf("9d1f6c1e-0000-4000-8000-%012d", i/10)), Controller: &yes,
+						APIVersion: "apps/v1", Kind: "ReplicaSet", Name: owner, UID: types.UID(fmt.Sprintf("9d1f6c1e-0000-4000-8000-%012d", i/each)), Controller: &yes,
 					}},
 				},
 				Spec: corev1.PodSpec{
@@ -180,14 +192,20 @@ func clusterPods(from, to int) iter.Seq[*corev1.Pod] {
 	}
 }
 
-// awaitPods waits until a watch-list has n pods.
+// awaitPods waits until a watch-list has n pods. One that the API server ends,
+// since it is still taking them in, is tried again.
 func awaitPods(ctx context.Context, config *rest.Config, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
 		_, _, err := rawList(ctx, config, n)
-		if err == nil || !errors.Is(err, errCount) {
-			return err
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("%d pods were written: %w", n, err)
 		}
 	}
 }
@@ -197,51 +215,24 @@ var errCount = errors.New("another number of pods than was written")
 // rawList streams all pods and looks at nothing but where each event ends: what
 // the API server alone needs. It returns the time and the bytes.
 func rawList(ctx context.Context, config *rest.Config, n int) (time.Duration, int, error) {
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return 0, 0, err
-	}
 	began := time.Now()
-	url := config.Host + "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return 0, 0, err
-	}
-	req.Header.Set("Accept", runtime.ContentTypeProtobuf+";stream=watch")
-	resp, err := client.Do(req)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return 0, 0, errors.New(resp.Status)
-	}
-	var frame []byte
 	pods, size := 0, 0
-	for {
-		var head [4]byte
-		if _, err := io.ReadFull(resp.Body, head[:]); err != nil {
-			return 0, 0, err
-		}
-		length := binary.BigEndian.Uint32(head[:])
-		if length > 16<<20 {
-			return 0, 0, fmt.Errorf("an event of %d bytes", length)
-		}
-		if cap(frame) < int(length) {
-			frame = make([]byte, length)
-		}
-		frame = frame[:length]
-		if _, err := io.ReadFull(resp.Body, frame); err != nil {
-			return 0, 0, err
-		}
+	err := frames(ctx, config, func(frame []byte) error {
 		size += len(frame)
-		if bytes.HasPrefix(frame, []byte("\x0a\x08BOOKMARK")) {
-			break
+		if bytes.HasPrefix(frame, bookmarkFrame) {
+			return errListed
 		}
 		pods++
-	}
-	if pods != n {
+		return nil
+	})
+	switch {
+	case !errors.Is(err, errListed):
+		return 0, 0, err
+	case pods != n:
 		return 0, 0, fmt.Errorf("%w: %d", errCount, pods)
 	}
 	return time.Since(began), size, nil
 }
+
+// errListed ends a watch after its list.
+var errListed = errors.New("all pods were listed")

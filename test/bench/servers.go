@@ -132,19 +132,13 @@ func newSnapshot(ctx context.Context, dir string, services int) (*server, error)
 	return s, nil
 }
 
-// newLinear is a MuxCache over two of go-control-plane's LinearCaches.
+// newLinear is a MuxCache of [linearCaches].
 func newLinear(ctx context.Context, dir string, services int) (*server, error) {
 	clusters, endpoints := map[string]types.Resource{}, map[string]types.Resource{}
 	for i := range services {
 		clusters[serviceName(i)], endpoints[serviceName(i)] = clusterOf(i), claOf(i, 0)
 	}
-	cds := cachev3.NewLinearCache(resource.ClusterType, cachev3.WithInitialResources(clusters))
-	eds := cachev3.NewLinearCache(resource.EndpointType, cachev3.WithInitialResources(endpoints))
-	mux := &cachev3.MuxCache{
-		Classify:      func(r *cachev3.Request) string { return r.GetTypeUrl() },
-		ClassifyDelta: func(r *cachev3.DeltaRequest) string { return r.GetTypeUrl() },
-		Caches:        map[string]cachev3.Cache{resource.ClusterType: cds, resource.EndpointType: eds},
-	}
+	eds, mux := linearCaches(clusters, endpoints)
 	s, err := serve("linear-cache", dir, serverv3.NewServer(ctx, mux, nil))
 	if err != nil {
 		return nil, err
@@ -177,7 +171,7 @@ func (c *counter) HandleRPC(_ context.Context, s stats.RPCStats) {
 	if !ok {
 		return
 	}
-	r, ok := out.Payload.(*discovery.DeltaDiscoveryResponse)
+	r, ok := out.Payload.(interface{ GetTypeUrl() string })
 	if !ok || r.GetTypeUrl() != resource.EndpointType {
 		return
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -15,9 +16,11 @@ import (
 
 func serviceName(i int) string { return fmt.Sprintf("prod/company.team%d.v1.Service%05d", i%100, i) }
 
-func clusterOf(i int) *clusterv3.Cluster {
+func clusterOf(i int) *clusterv3.Cluster { return clusterNamed(serviceName(i)) }
+
+func clusterNamed(name string) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
-		Name:                 serviceName(i),
+		Name:                 name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		ConnectTimeout:       durationpb.New(time.Second),
 		EdsClusterConfig: &clusterv3.Cluster_EdsClusterConfig{EdsConfig: &corev3.ConfigSource{
@@ -29,23 +32,31 @@ func clusterOf(i int) *clusterv3.Cluster {
 
 // claOf has five endpoints; rev changes the port of the first.
 func claOf(i, rev int) *endpointv3.ClusterLoadAssignment {
+	var addrs []netip.AddrPort
+	for e := range 5 {
+		port := uint16(50051)
+		if e == 0 {
+			port += uint16(rev)
+		}
+		addrs = append(addrs, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, byte(e), byte(i >> 8), byte(i)}), port))
+	}
+	return claOfAddrs(serviceName(i), addrs)
+}
+
+func claOfAddrs(name string, addrs []netip.AddrPort) *endpointv3.ClusterLoadAssignment {
 	l := &endpointv3.LocalityLbEndpoints{
 		Locality:            &corev3.Locality{Region: "r", Zone: "z"},
-		LoadBalancingWeight: wrapperspb.UInt32(5),
+		LoadBalancingWeight: wrapperspb.UInt32(uint32(max(1, len(addrs)))),
 	}
-	for e := range 5 {
-		port := uint32(50051)
-		if e == 0 {
-			port += uint32(rev)
-		}
+	for _, a := range addrs {
 		l.LbEndpoints = append(l.LbEndpoints, &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
 			Endpoint: &endpointv3.Endpoint{Address: &corev3.Address{Address: &corev3.Address_SocketAddress{
 				SocketAddress: &corev3.SocketAddress{
-					Address:       fmt.Sprintf("10.%d.%d.%d", e, i>>8&0xff, i&0xff),
-					PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
+					Address:       a.Addr().String(),
+					PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(a.Port())},
 				},
 			}}},
 		}})
 	}
-	return &endpointv3.ClusterLoadAssignment{ClusterName: serviceName(i), Endpoints: []*endpointv3.LocalityLbEndpoints{l}}
+	return &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{l}}
 }

@@ -318,7 +318,7 @@ func TestHundredAndTenClientsComeBackWithoutABody(t *testing.T) {
 		b.ready()
 		steady, peak := memoryOf(t, b.cmd.Process.Pid)
 		t.Logf("%s: %d clients with %d services each: resident %d kB without clients, %d kB with them, at most %d kB", how, n, len(clusters), before, steady, peak)
-		if peak > before+40<<10 {
+		if peak > before+30_000 {
 			t.Errorf("%s: the peak is %d kB, without clients it is %d kB", how, peak, before)
 		}
 		// What is sent next comes after all that their return could have caused.

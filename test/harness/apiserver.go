@@ -239,8 +239,7 @@ func (s *APIServer) Stop() { s.api.kill() }
 // contents, and returns when it is ready.
 func (s *APIServer) Restart(t testing.TB) {
 	t.Helper()
-	s.api.kill()
-	if err := s.startAPI(); err != nil {
+	if err := s.Again(); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -33,6 +33,13 @@ func NewAPIServer() (*APIServer, error) {
 // Close stops the server and removes its files.
 func (s *APIServer) Close() { s.close() }
 
+// Again is Restart outside of any test. What happened before is not in the
+// server's watch caches any more: it refuses a watch from there.
+func (s *APIServer) Again() error {
+	s.api.kill()
+	return s.startAPI()
+}
+
 // WritePods writes pods into the API server's etcd as the server itself stores
 // them, past admission and validation: thousands a second, with their status.
 // The server hears of them by its watch of etcd. A pod must have all that the

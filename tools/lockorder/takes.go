@@ -22,6 +22,7 @@ var later = map[string]bool{
 	"(*golang.org/x/sync/errgroup.Group).Go":   true,
 	"context.AfterFunc":                        true,
 	"time.AfterFunc":                           true,
+	"runtime.AddCleanup":                       true,
 	"sync.OnceFunc":                            true,
 	"(*net/http.ServeMux).HandleFunc":          true,
 	"(*google.golang.org/grpc.Server).Serve":   true,
@@ -122,7 +123,11 @@ func (f *function) link(n *callgraph.Node, functions map[*ssa.Function]*function
 			continue
 		}
 		add(e.Site, e.Callee.Func)
-		if len(e.Callee.Func.Blocks) > 0 || later[e.Callee.Func.RelString(nil)] {
+		callee := e.Callee.Func
+		if generic := callee.Origin(); generic != nil {
+			callee = generic
+		}
+		if len(callee.Blocks) > 0 || later[callee.RelString(nil)] {
 			continue
 		}
 		for _, arg := range e.Site.Common().Args {

@@ -149,7 +149,7 @@ func (st *stream) withheld(t xds.Type) (known []Withheld, suspects int) {
 	if ts.q == nil {
 		return nil, 0
 	}
-	ts.withheld.each(nil, func(id uint32) bool {
+	ts.withheld.each(bitset{}, func(id uint32) bool {
 		r, ok := ts.q.verdicts[id]
 		switch {
 		case !ok:

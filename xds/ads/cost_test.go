@@ -1,11 +1,16 @@
 package ads_test
 
 import (
+	"context"
+	"net"
 	"runtime"
+	"sync/atomic"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/client"
@@ -19,9 +24,9 @@ type follower struct {
 
 // follow subscribes to all clusters and to the CLAs by name, and returns when
 // all of them have come.
-func (w *world) follow(names []string) *follower {
+func (w *world) follow(names []string, opts ...grpc.DialOption) *follower {
 	w.t.Helper()
-	conn, err := client.Dial(w.path)
+	conn, err := client.Dial(w.path, opts...)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -102,6 +107,51 @@ func TestOneChangeIsOneResourceForEachSubscriber(t *testing.T) {
 		default:
 		}
 	}
+}
+
+// What a change costs on the wire, framing by gRPC and HTTP/2 included, is the
+// CLA, its name again, and at most 200 bytes.
+func TestOneChangeIsOneCLAAndFewBytesOnTheWire(t *testing.T) {
+	const name, changes = "prod/company.v1.Users", 500
+	w := openWorld(t, cluster(name, 1), cla(name, 1))
+	var read atomic.Int64
+	f := w.follow([]string{name},
+		// As an Envoy does, which sends no pings to find out how wide these are to be.
+		grpc.WithStaticStreamWindowSize(16<<20), grpc.WithStaticConnWindowSize(16<<20),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			var d net.Dialer
+			conn, err := d.DialContext(ctx, "unix", w.path)
+			return countedConn{conn, &read}, err
+		}))
+	round := func(rev int) *xds.Resource {
+		changed := cla(name, rev)
+		w.set(changed)
+		r := <-f.got
+		if more := proto.Size(r) - len(changed.Body.GetValue()); more > 200 {
+			t.Fatalf("a response is %d bytes longer than its CLA", more)
+		}
+		return changed
+	}
+	round(2)
+	before := read.Load()
+	expected := 0
+	for rev := 3; rev < 3+changes; rev++ {
+		expected += len(round(rev).Body.GetValue()) + len(name) + 200
+	}
+	if got := int(read.Load() - before); got > expected {
+		t.Fatalf("%d changes are %d bytes, want at most %d", changes, got, expected)
+	}
+}
+
+type countedConn struct {
+	net.Conn
+	read *atomic.Int64
+}
+
+func (c countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read.Add(int64(n))
+	return n, err
 }
 
 // A client that stops reading is parked: the others are served as before.

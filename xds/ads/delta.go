@@ -4,6 +4,7 @@ import (
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -22,7 +23,7 @@ func (s *Server) serveDelta(g deltaStream, only xds.Type) error {
 			return err
 		}
 		return st.receiveDelta(req)
-	}, func(m *message) error { return g.Send(m.delta) })
+	}, func(m *message) error { return g.SendMsg(m) })
 }
 
 func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
@@ -101,6 +102,7 @@ func (st *stream) subscribe(t xds.Type, name string) {
 		if st.s.table.resolve(t, id, st.scopes, true) != nil {
 			ts.gone.clear(id)
 			ts.dirty.set(id)
+			delete(ts.had, id)
 			ts.absolve(id)
 			delete(ts.owed, name)
 			return
@@ -164,7 +166,10 @@ func (st *stream) bring(t xds.Type, name, version string) {
 		if e := tb.resolve(t, id, st.scopes, named); e != nil {
 			ts.held.set(id)
 			ts.taken.ids.set(id)
-			if e.res.Version == version && !st.warming(t, id) {
+			switch {
+			case e.res.Version != version:
+				ts.remind(id, version)
+			case !st.warming(t, id):
 				ts.dirty.clear(id)
 			}
 			return
@@ -187,7 +192,11 @@ func (st *stream) bring(t xds.Type, name, version string) {
 // say. Called with both locks held.
 func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
-	var resources []*discovery.Resource
+	var resources mem.BufferSlice
+	if n := ts.dirty.count(); n > 0 {
+		// With room for what encode adds. More than so many do not fit as a rule.
+		resources = make(mem.BufferSlice, 0, min(n, 2047)+1)
+	}
 	var removed []string
 	size := 0
 	fits := func(n int) bool {
@@ -205,13 +214,14 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 				ts.dirty.clear(id)
 				return true
 			}
-			if !fits(e.size) {
+			if !fits(e.delta.Len()) {
 				return false
 			}
 			ts.dirty.clear(id)
+			delete(ts.had, id)
 			ts.held.set(id)
 			ts.carried.set(id)
-			resources = append(resources, e.wire)
+			resources = append(resources, e.delta)
 			return true
 		})
 	}
@@ -255,11 +265,5 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 		return message{}, false
 	}
 	version := tb.version(t, st.scopes)
-	return message{t: t, resources: len(resources), delta: &discovery.DeltaDiscoveryResponse{
-		SystemVersionInfo: version,
-		TypeUrl:           t.URL(),
-		Resources:         resources,
-		RemovedResources:  removed,
-		Nonce:             st.dispatch(ts, version),
-	}}, true
+	return message{t: t, version: version, resources: resources, removed: removed, nonce: st.dispatch(ts, version)}, true
 }

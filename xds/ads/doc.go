@@ -23,8 +23,9 @@
 // RDS: what is left stays dirty and follows, under a nonce of its own, after
 // the ACK. SotW responses for CDS and LDS are whole, as the protocol wants.
 //
-// A resource is encoded when it is made ([xds.NewResource]), once, and all
-// responses share that body.
+// A resource is encoded when it is made ([xds.NewResource]), once, as responses
+// hold it, and all of them share those bytes: a response is a list of them and
+// some bytes of its own, which gRPC writes as they are (message.go).
 //
 // # Order
 //

@@ -50,6 +50,23 @@ func TestClosedGateHoldsRequestsUntilItOpens(t *testing.T) {
 	}
 }
 
+// What a client brings is compared with what the tables have when it is
+// answered, not when it asked: before the gate opens they are being made.
+func TestTableThatComesToWhatTheClientHoldsSendsNothing(t *testing.T) {
+	w := newWorld(t, ads.Options{})
+	w.set(route("A", 1), route("B", 1))
+	s := w.connect(client.Options{Delta: true, Memory: having("v", route("A", 3), route("B", 3), route("C", 3))})
+	s.sub(rds, "A", "B", "C")
+	w.until("the request has come", func() bool { return len(w.server.Clients()) == 1 })
+	w.set(route("A", 2), route("B", 3), route("C", 2))
+	w.set(route("A", 3), route("B", 2), route("C", 3))
+	w.server.OpenGate()
+	s.want(rds, "B")
+	s.quiet()
+	w.set(route("B", 3)) // sent meanwhile, what was brought is past
+	s.want(rds, "B")
+}
+
 func TestClosedGateEndsStreamsAfterTheHoldLimit(t *testing.T) {
 	for _, delta := range []bool{true, false} {
 		w := newWorld(t, ads.Options{HoldLimit: 20 * time.Millisecond})

@@ -130,7 +130,7 @@ func (k *taken) accept(carried, held bitset, now time.Time) {
 		k.late, k.rest = nil, now
 		return
 	}
-	carried.each(nil, func(id uint32) bool {
+	carried.each(bitset{}, func(id uint32) bool {
 		k.late = append(k.late, moment{id, now.UnixNano()})
 		return true
 	})

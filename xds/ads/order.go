@@ -170,7 +170,7 @@ func (st *stream) follow(t xds.Type, ids bitset) {
 // the client does not ask for yet are waited for.
 func (st *stream) followUp(clusters bitset) {
 	eds := &st.types[xds.Endpoint]
-	clusters.each(nil, func(id uint32) bool {
+	clusters.each(bitset{}, func(id uint32) bool {
 		named := eds.subscribed.has(id)
 		asked := eds.seen && (named || eds.wildcard)
 		switch {

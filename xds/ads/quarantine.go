@@ -91,7 +91,7 @@ func (st *stream) accept(t xds.Type) {
 		q.trying = false
 	}
 	if ts.refused.intersects(ts.carried) {
-		ts.carried.each(nil, func(id uint32) bool {
+		ts.carried.each(bitset{}, func(id uint32) bool {
 			if ts.refused.has(id) {
 				st.s.memory.forget(st.node.GetId(), t, st.s.table.slots[id].name)
 			}
@@ -124,7 +124,7 @@ func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 	q.next = now.Add(wait)
 
 	var culprits, suspects []uint32
-	ts.carried.each(nil, func(id uint32) bool {
+	ts.carried.each(bitset{}, func(id uint32) bool {
 		e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
 		switch {
 		case e == nil || ts.dirty.has(id) || !ts.held.has(id):
@@ -140,7 +140,7 @@ func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 		// What stays in the set because nothing is known that could stand
 		// there instead is refused in every set anew.
 		known := false
-		ts.withheld.each(nil, func(id uint32) bool {
+		ts.withheld.each(bitset{}, func(id uint32) bool {
 			known = ts.held.has(id) && mentions(text, tb.slots[id].name)
 			return !known
 		})

@@ -180,7 +180,7 @@ func (s *Server) sweep() {
 	for st := range s.streams {
 		st.release(dropped)
 	}
-	dropped.each(nil, func(id uint32) bool { s.table.drop(id); return true })
+	dropped.each(bitset{}, func(id uint32) bool { s.table.drop(id); return true })
 	s.sweepAt = max(minSweep, 2*s.table.dead)
 }
 

@@ -18,13 +18,13 @@ const aggregated = xds.Type(xds.NumTypes)
 
 type sotwStream interface {
 	Context() context.Context
-	Send(*discovery.DiscoveryResponse) error
+	SendMsg(any) error // takes a *message
 	Recv() (*discovery.DiscoveryRequest, error)
 }
 
 type deltaStream interface {
 	Context() context.Context
-	Send(*discovery.DeltaDiscoveryResponse) error
+	SendMsg(any) error // takes a *message
 	Recv() (*discovery.DeltaDiscoveryRequest, error)
 }
 

@@ -4,9 +4,8 @@ import (
 	"maps"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/grpc/mem"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -25,7 +24,7 @@ func (s *Server) serveSotW(g sotwStream, only xds.Type) error {
 			return err
 		}
 		return st.receiveSotW(req)
-	}, func(m *message) error { return g.Send(m.sotw) })
+	}, func(m *message) error { return g.SendMsg(m) })
 }
 
 func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
@@ -137,7 +136,7 @@ func (st *stream) lacking() bool {
 			continue
 		}
 		lacks := ts.wildcard || len(ts.missing) > 0
-		ts.subscribed.each(nil, func(id uint32) bool {
+		ts.subscribed.each(bitset{}, func(id uint32) bool {
 			lacks = lacks || st.s.table.resolve(xds.Type(t), id, st.scopes, true) == nil
 			return !lacks
 		})
@@ -165,7 +164,7 @@ func (st *stream) members(t xds.Type, f func(id uint32, e *entry)) {
 		return true
 	}
 	if !ts.wildcard {
-		ts.subscribed.each(nil, visit)
+		ts.subscribed.each(bitset{}, visit)
 		return
 	}
 	for id := range tb.slots {
@@ -181,21 +180,21 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 	}
 	ts, tb := &st.types[t], &st.s.table
 	// Nothing can be removed of these types by protocol.
-	ts.gone.each(nil, func(id uint32) bool { ts.forget(id); return true })
-	var bodies []*anypb.Any
+	ts.gone.each(bitset{}, func(id uint32) bool { ts.forget(id); return true })
+	var bodies mem.BufferSlice
 	size := 0
 	ts.carried.reset()
 	if p.additions {
 		ts.dirty.each(p.without, func(id uint32) bool {
 			e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
 			if e != nil {
-				if size > 0 && size+e.size > maxResponse {
+				if size > 0 && size+e.sotw.Len() > maxResponse {
 					return false
 				}
-				size += e.size
+				size += e.sotw.Len()
 				ts.held.set(id)
 				ts.carried.set(id)
-				bodies = append(bodies, e.res.Body)
+				bodies = append(bodies, e.sotw)
 			}
 			ts.dirty.clear(id)
 			return true
@@ -223,12 +222,12 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 		clear(ts.retained)
 	}
 	var version sum
-	var bodies []*anypb.Any
+	var bodies mem.BufferSlice
 	var present bitset
 	var flying []sentEntry
 	take := func(id uint32, e *entry) {
 		version = version.plus(e.sum)
-		bodies = append(bodies, e.res.Body)
+		bodies = append(bodies, e.sotw)
 		present.set(id)
 	}
 	st.members(t, func(id uint32, e *entry) {
@@ -262,7 +261,8 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	ts.dirty.keep(present)
 	// Only what is new to the client warms: Envoy skips an equal cluster.
 	st.follow(t, ts.dirty)
-	ts.carried = append(ts.carried[:0], ts.dirty...)
+	ts.carried.reset()
+	ts.carried.add(ts.dirty)
 	ts.flying = flying
 	ts.held = present
 	maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return !present.has(id) })
@@ -273,15 +273,6 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	return st.sotw(t, version.String(), bodies), true
 }
 
-func (st *stream) sotw(t xds.Type, version string, bodies []*anypb.Any) message {
-	r := &discovery.DiscoveryResponse{
-		VersionInfo: version,
-		TypeUrl:     t.URL(),
-		Resources:   bodies,
-		Nonce:       st.dispatch(&st.types[t], version),
-	}
-	if id := st.s.opts.Identifier; id != "" {
-		r.ControlPlane = &corev3.ControlPlane{Identifier: id}
-	}
-	return message{t: t, resources: len(bodies), sotw: r}
+func (st *stream) sotw(t xds.Type, version string, bodies mem.BufferSlice) message {
+	return message{t: t, version: version, resources: bodies, identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -72,6 +71,7 @@ type typeState struct {
 	missing map[string]struct{} // subscribed names without an id
 	owed    map[string]struct{} // delta: names to be answered with a removal
 	brought map[string]string   // delta: name and version that the client holds and the table has not
+	had     map[uint32]string   // delta: version that the client holds of what is dirty, where it was not sent here
 	answer  bool                // a response is owed even if it is empty
 
 	named    bool              // SotW: a request held a name
@@ -93,14 +93,6 @@ type typeState struct {
 	resumed  bool              // SotW: the client came with a version
 	previous map[uint32]*entry // SotW full sets: the accepted content of what changed since
 	flying   []sentEntry       // SotW full sets: what the response in flight newly carries
-}
-
-// message is a response on its way to the client.
-type message struct {
-	t         xds.Type
-	resources int
-	delta     *discovery.DeltaDiscoveryResponse
-	sotw      *discovery.DiscoveryResponse
 }
 
 func newStream(s *Server, delta bool, only xds.Type) *stream {
@@ -162,7 +154,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 			}
 			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
-			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].resources))
+			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(len(msgs[i].resources)))
 		}
 		hold.Stop()
 		if !until.IsZero() {
@@ -335,9 +327,13 @@ func (st *stream) markOne(c *change) bool {
 			delete(ts.brought, name)
 			ts.held.set(c.id)
 			ts.taken.ids.set(c.id)
-			if version == e.res.Version && !st.warming(c.t, c.id) {
-				return false
-			}
+			ts.remind(c.id, version)
+		}
+		// A table that is still being made may come to what the client has.
+		if version, ok := ts.had[c.id]; ok && version == e.res.Version && !st.warming(c.t, c.id) {
+			delete(ts.had, c.id)
+			ts.dirty.clear(c.id)
+			return false
 		}
 		ts.dirty.set(c.id)
 		return true
@@ -385,7 +381,7 @@ func (st *stream) release(dropped bitset) {
 	defer st.mu.Unlock()
 	for t := range st.types {
 		ts := &st.types[t]
-		ts.subscribed.each(nil, func(id uint32) bool {
+		ts.subscribed.each(bitset{}, func(id uint32) bool {
 			if dropped.has(id) {
 				ts.miss(st.s.table.slots[id].name)
 			}
@@ -396,6 +392,7 @@ func (st *stream) release(dropped bitset) {
 		}
 		ts.flying = slices.DeleteFunc(ts.flying, func(f sentEntry) bool { return dropped.has(f.id) })
 		maps.DeleteFunc(ts.previous, func(id uint32, _ *entry) bool { return dropped.has(id) })
+		maps.DeleteFunc(ts.had, func(id uint32, _ string) bool { return dropped.has(id) })
 	}
 	st.awaited.drop(dropped)
 }
@@ -405,6 +402,14 @@ func (ts *typeState) owe(name string) {
 		ts.owed = map[string]struct{}{}
 	}
 	ts.owed[name] = struct{}{}
+}
+
+// remind notes the version that the client holds of what it was not sent here.
+func (ts *typeState) remind(id uint32, version string) {
+	if ts.had == nil {
+		ts.had = map[uint32]string{}
+	}
+	ts.had[id] = version
 }
 
 func (ts *typeState) miss(name string) {
@@ -424,6 +429,7 @@ func (ts *typeState) forget(id uint32) {
 	ts.dirty.clear(id)
 	ts.gone.clear(id)
 	ts.held.clear(id)
+	delete(ts.had, id)
 	ts.taken.ids.clear(id)
 	delete(ts.retained, id)
 	delete(ts.previous, id)
@@ -436,6 +442,9 @@ func (ts *typeState) forget(id uint32) {
 func (st *stream) enterWildcard(t xds.Type, again bool) {
 	ts := &st.types[t]
 	ts.wildcard, ts.answer = true, true
+	if again {
+		ts.had = nil
+	}
 	for id := range st.s.table.slots {
 		id := uint32(id)
 		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, st.scopes, ts.subscribed.has(id)) != nil {

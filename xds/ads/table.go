@@ -2,11 +2,12 @@ package ads
 
 import (
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
 
-	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -34,14 +35,20 @@ func (a sum) minus(b sum) sum {
 
 func (a sum) String() string { return fmt.Sprintf("%016x%016x", a[0], a[1]) }
 
+// short is the beginning of the sum, where it is shown and not relied on: it
+// goes to every client with every change.
+func (a sum) short() string {
+	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(nil, a[0])[:6])
+}
+
 // entry is what a table holds under (type, name, scope). It is immutable. An
 // entry without a resource is the memory of one that this process removed.
 type entry struct {
 	scope uint32
 	res   *xds.Resource
-	wire  *discovery.Resource // shared by all delta responses
 	sum   sum
-	size  int // bytes in a response, an upper bound
+	// What responses hold of it, shared by all of them; see [xds.Resource].
+	delta, sotw mem.Buffer
 }
 
 // slot holds everything that one name means. All types share the ids, so that
@@ -104,10 +111,9 @@ func (tb *table) put(r *xds.Resource) (change, bool) {
 	e := &entry{
 		scope: scope,
 		res:   r,
-		wire:  &discovery.Resource{Name: r.Name, Version: r.Version, Resource: r.Body},
 		sum:   sumOf(r.Name, r.Version),
-		// Names and lengths of the fields around the body.
-		size: len(r.Body.GetValue()) + len(r.Body.GetTypeUrl()) + len(r.Name) + len(r.Version) + 32,
+		delta: mem.SliceBuffer(r.Delta),
+		sotw:  mem.SliceBuffer(r.SotW),
 	}
 	sums := &tb.scopes[scope].sums[r.Type]
 	for i, old := range sl.entries[r.Type] {
@@ -234,7 +240,7 @@ func (tb *table) version(t xds.Type, scopes []uint32) string {
 	for _, s := range scopes {
 		v = v.plus(tb.scopes[s].sums[t])
 	}
-	return v.String()
+	return v.short()
 }
 
 // evidence is the worst evidence of the scopes.

@@ -117,10 +117,12 @@ func answering(name string) grpc.StreamHandler {
 // pod puts a pod into the directory that declares the services.
 func (w *world) pod(workload string, at netip.AddrPort, state nodecache.PodState, services ...string) {
 	w.cache.UpsertPod(&nodecache.Pod{
-		UID: workload + at.String(), Namespace: "prod", Name: workload + "-1", Node: "n1",
-		Owner: nodecache.OwnerKey{UID: workload}, OwnerName: "ReplicaSet/" + workload,
-		Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: workload},
-		State:    state, Addr: at.Addr(), Declared: []nodecache.Declared{{Port: at.Port(), Services: services}},
+		UID: workload + at.String(), Name: workload + "-1", Node: "n1", State: state, Addr: at.Addr(),
+		Common: &nodecache.Common{
+			Namespace: "prod", Owner: nodecache.OwnerKey{UID: workload}, OwnerName: "ReplicaSet/" + workload,
+			Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: workload},
+			Declared: []nodecache.Declared{{Port: at.Port(), Services: services}},
+		},
 	})
 }
 

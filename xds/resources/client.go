@@ -43,15 +43,15 @@ type Client struct {
 	Warnings []string
 }
 
-// namespaceName is a DNS label (RFC 1123), as Kubernetes wants it of a
-// namespace. It also makes the name safe as a Lua string.
-var namespaceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+// label is a DNS label (RFC 1123), as Kubernetes wants it of a namespace and of
+// a Service. It also makes a namespace safe as a Lua string.
+var label = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // ParseNodeID splits a node id into namespace and pod name, or says which form
 // a node id must have.
 func ParseNodeID(id string) (namespace, pod string, err error) {
 	namespace, pod, ok := strings.Cut(id, "/")
-	if !ok || !namespaceName.MatchString(namespace) || pod == "" || len(pod) > 253 || strings.ContainsFunc(pod, unfit) {
+	if !ok || !label.MatchString(namespace) || pod == "" || len(pod) > 253 || strings.ContainsFunc(pod, unfit) {
 		return "", "", fmt.Errorf("node id %.300q is not <namespace>/<pod name>; set node.id in the client's bootstrap", id)
 	}
 	return namespace, pod, nil

@@ -52,7 +52,8 @@ type Directory interface {
 
 // Compiler turns changed owners into changed resources. It is driven from
 // outside: every method returns at once. All methods are safe for concurrent
-// use; the updates of [Compiler.Apply] and [Compiler.Namespace] must be
+// use; the updates of [Compiler.Apply], [Compiler.Fronts] and
+// [Compiler.Namespace] must be
 // published in the order in which they were made, that of [Compiler.Initial]
 // touches other resources and may be published at any time.
 type Compiler struct {
@@ -69,6 +70,10 @@ type Compiler struct {
 	namespaces map[string]*namespace
 	routes     map[string]*xds.Resource // by the namespace of clients
 	exports    exports
+	fronts     map[nodecache.Name]*front
+	named      map[string]map[backendID]*backend // what tables name, by the namespace of clients
+	programs   map[string]*program               // that backends have, by hash
+	unlinked   []*nodecache.PortInfo             // of programs, and not handed out yet
 }
 
 // owner is what was last compiled of an owner.
@@ -99,6 +104,9 @@ func New(o Options) (*Compiler, error) {
 		services:   map[serviceID]*service{},
 		namespaces: map[string]*namespace{},
 		routes:     map[string]*xds.Resource{},
+		fronts:     map[nodecache.Name]*front{},
+		named:      map[string]map[backendID]*backend{},
+		programs:   map[string]*program{},
 	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {
@@ -138,7 +146,7 @@ func (c *Compiler) Initial() xds.Update {
 // have clients, not for all, and never removed. It returns an error if the
 // namespace is not one, or if too many have been named.
 func (c *Compiler) Namespace(name string) (xds.Update, error) {
-	if !namespaceName.MatchString(name) {
+	if !label.MatchString(name) {
 		return xds.Update{}, fmt.Errorf("namespace %.70q is not a DNS label", name)
 	}
 	c.mu.Lock()
@@ -148,13 +156,8 @@ func (c *Compiler) Namespace(name string) (xds.Update, error) {
 		if len(c.routes) >= maxNamespaces {
 			return xds.Update{}, fmt.Errorf("clients have named %d namespaces; no route table for one more", maxNamespaces)
 		}
-		var err error
-		id := xds.ID{Type: xds.Route, Name: RouteName, Scope: xds.NamespaceScope(name)}
-		if r, err = xds.NewResource(id, routeTable(name)); err != nil {
-			return xds.Update{}, err
-		}
-		c.routes[name] = r
-		u := xds.Update{Set: []*xds.Resource{r}}
+		var u xds.Update
+		c.tabulate(name, &u)
 		c.importAll(name, &u)
 		return u, nil
 	}
@@ -293,9 +296,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 func (c *Compiler) build(id xds.ID, make func() proto.Message, old *xds.Resource, u *xds.Update) *xds.Resource {
 	r, err := xds.NewResource(id, make())
 	if err != nil {
-		if c.report != nil {
-			c.report(id, err)
-		}
+		c.leftOut(id, err)
 		return old
 	}
 	if old != nil && old.Version == r.Version {
@@ -303,4 +304,10 @@ func (c *Compiler) build(id xds.ID, make func() proto.Message, old *xds.Resource
 	}
 	u.Set = append(u.Set, r)
 	return r
+}
+
+func (c *Compiler) leftOut(id xds.ID, err error) {
+	if c.report != nil {
+		c.report(id, err)
+	}
 }

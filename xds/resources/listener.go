@@ -65,6 +65,7 @@ func egressManager(tracing *hcmv3.HttpConnectionManager_Tracing) *hcmv3.HttpConn
 			ConfigSource:    overADS(15 * time.Second),
 		}},
 		HttpFilters: []*hcmv3.HttpFilter{
+			transcoder(),
 			{
 				Name: "envoy.filters.http.grpc_stats",
 				ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(&grpcstatsv3.FilterConfig{

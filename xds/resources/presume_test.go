@@ -70,12 +70,14 @@ func (h *history) roll() *rev {
 func (h *history) grow(r *rev) *nodecache.Pod {
 	h.pods++
 	p := &nodecache.Pod{
-		UID: fmt.Sprint("p", h.pods), Namespace: "prod", Name: fmt.Sprint("a-", r.key.Revision, "-", h.pods), Node: "n1",
-		Owner: r.key, OwnerName: "ReplicaSet/a-" + r.key.Revision,
-		Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "a"},
-		State:    nodecache.Serving, Addr: netip.AddrFrom4([4]byte{10, 0, byte(h.pods >> 8), byte(h.pods)}),
+		UID: fmt.Sprint("p", h.pods), Name: fmt.Sprint("a-", r.key.Revision, "-", h.pods), Node: "n1",
+		State: nodecache.Serving, Addr: netip.AddrFrom4([4]byte{10, 0, byte(h.pods >> 8), byte(h.pods)}),
 		Created: time.Unix(int64(slices.Index(h.revisions, r)+1)*1000, 0),
-		Hints:   []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		Common: &nodecache.Common{
+			Namespace: "prod", Owner: r.key, OwnerName: "ReplicaSet/a-" + r.key.Revision,
+			Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "a"},
+			Hints:    []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		},
 	}
 	h.note("pod %s", p)
 	r.r = h.dir.UpsertPod(p)

@@ -2,6 +2,7 @@ package resources
 
 import (
 	_ "embed"
+	"slices"
 	"strconv"
 	"time"
 
@@ -26,44 +27,52 @@ const UnknownCluster = "unknown"
 //go:embed route.lua
 var routeCode string
 
-// routeTable is one route for all calls, whose cluster is computed from what
-// the call names. It depends on the namespace alone.
-func routeTable(namespace string) *routev3.RouteConfiguration {
-	// Quoting is the same in Lua and Go for a namespace, see namespaceName.
+// routeTable has the virtual hosts of the Services that have routes, and for
+// all other calls one route whose cluster is computed from what the call names.
+// That one depends on the namespace alone.
+func routeTable(namespace string, hosts []*routev3.VirtualHost) *routev3.RouteConfiguration {
+	// Quoting is the same in Lua and Go for a namespace, see label.
 	code := "NAMESPACE = " + strconv.Quote(namespace) + "\n" + routeCode
+	action := defaultAction()
+	action.ClusterSpecifier = &routev3.RouteAction_InlineClusterSpecifierPlugin{
+		InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
+			Extension: &corev3.TypedExtensionConfig{
+				Name: "envoy.router.cluster_specifier_plugin.lua",
+				TypedConfig: pack(&luav3.LuaConfig{
+					SourceCode: &corev3.DataSource{
+						Specifier: &corev3.DataSource_InlineString{InlineString: code},
+					},
+					DefaultCluster: UnknownCluster,
+				}),
+			},
+		},
+	}
 	return &routev3.RouteConfiguration{
 		Name: RouteName,
-		VirtualHosts: []*routev3.VirtualHost{{
+		VirtualHosts: append(slices.Clip(hosts), &routev3.VirtualHost{
 			Name:    egressName,
 			Domains: []string{"*"},
 			Routes: []*routev3.Route{{
-				Name:  byNameRoute,
-				Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
-				Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-					ClusterSpecifier: &routev3.RouteAction_InlineClusterSpecifierPlugin{
-						InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
-							Extension: &corev3.TypedExtensionConfig{
-								Name: "envoy.router.cluster_specifier_plugin.lua",
-								TypedConfig: pack(&luav3.LuaConfig{
-									SourceCode: &corev3.DataSource{
-										Specifier: &corev3.DataSource_InlineString{InlineString: code},
-									},
-									DefaultCluster: UnknownCluster,
-								}),
-							},
-						},
-					},
-					// The zero value, written down: a missing cluster means that
-					// the agent could not be asked, which passes. NOT_FOUND would
-					// reach the caller as UNIMPLEMENTED, which does not.
-					ClusterNotFoundResponseCode: routev3.RouteAction_SERVICE_UNAVAILABLE,
-					Timeout:                     duration(0), // the default of 15 s would cut streams
-					IdleTimeout:                 duration(0),
-					MaxStreamDuration:           callersDeadline(),
-					RetryPolicy:                 retries(),
-				}},
+				Name:   byNameRoute,
+				Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+				Action: &routev3.Route_Route{Route: action},
 			}},
-		}},
+		}),
+	}
+}
+
+// defaultAction has the policies of a route of which nobody says anything, and
+// no cluster.
+func defaultAction() *routev3.RouteAction {
+	return &routev3.RouteAction{
+		// The zero value, written down: a missing cluster means that the agent
+		// could not be asked, which passes. NOT_FOUND would reach the caller as
+		// UNIMPLEMENTED, which does not.
+		ClusterNotFoundResponseCode: routev3.RouteAction_SERVICE_UNAVAILABLE,
+		Timeout:                     duration(0), // the default of 15 s would cut streams
+		IdleTimeout:                 duration(0),
+		MaxStreamDuration:           callersDeadline(),
+		RetryPolicy:                 retries(),
 	}
 }
 

@@ -176,9 +176,7 @@ func compareKeys(a, b nodecache.OwnerKey) int {
 	return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Revision, b.Revision))
 }
 
-// endpoints returns where the owners serve the name, sorted by address, each
-// address once. Pods of the host's network may share an address; then the pod
-// that serves goes before the one that drains, and the newer before the older.
+// endpoints returns where the owners serve the name, as [tidy] leaves it.
 func endpoints(name string, owners []*nodecache.Owner) []endpoint {
 	var es []endpoint
 	for _, o := range owners {
@@ -188,6 +186,13 @@ func endpoints(name string, owners []*nodecache.Owner) []endpoint {
 			}
 		}
 	}
+	return tidy(es)
+}
+
+// tidy sorts by address and leaves each address once. Pods of the host's
+// network may share an address; then the pod that serves goes before the one
+// that drains, and the newer before the older.
+func tidy(es []endpoint) []endpoint {
 	slices.SortFunc(es, func(a, b endpoint) int {
 		return cmp.Or(
 			a.addr.Compare(b.addr),

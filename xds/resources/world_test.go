@@ -151,8 +151,8 @@ func owner(uid, workload string, k nodecache.Knowledge, pods ...*nodecache.Pod) 
 
 func pod(addr string, state nodecache.PodState) *nodecache.Pod {
 	return &nodecache.Pod{
-		UID: "uid-" + addr, Namespace: "prod", Name: "pod-" + addr, Node: "n1",
+		UID: "uid-" + addr, Name: "pod-" + addr, Node: "n1",
 		State: state, Addr: netip.MustParseAddr(addr), Created: time.Unix(1700000000, 0),
-		Hints: []nodecache.Hint{{Port: 50051, Why: "port name"}},
+		Common: &nodecache.Common{Namespace: "prod", Hints: []nodecache.Hint{{Port: 50051, Why: "port name"}}},
 	}
 }
