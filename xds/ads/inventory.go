@@ -77,7 +77,7 @@ func (st *stream) asked(t xds.Type) []string {
 	ids.add(ts.held)
 	st.members(t, func(id uint32, _ *entry) { ids.set(id) })
 	var names []string
-	ids.each(nil, func(id uint32) bool {
+	ids.each(bitset{}, func(id uint32) bool {
 		names = append(names, st.s.table.slots[id].name)
 		return true
 	})
