@@ -46,7 +46,7 @@ func TestClientStatusIsServedOnTheAdminSocketAndGoesOver(t *testing.T) {
 	a := s.instance(t, "--source", w.source()).ready()
 	f := s.faithful(t, "prod/delta", true, client.Memory{}, "prod/shop.Web")
 	f.has()
-	shared, own := dial(t, "unix:"+s.admin), dial(t, "unix:"+a.site.admin)
+	shared, own := dial(t, "unix:"+s.admin), dial(t, "unix:"+a.admin)
 	for _, conn := range []*grpc.ClientConn{shared, own} {
 		accepted(t, conn, "prod/delta", "prod/shop.Web")
 		r, err := reflectionv1.NewServerReflectionClient(conn).ServerReflectionInfo(deadline(t))
