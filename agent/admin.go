@@ -11,8 +11,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/reflection"
 
 	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds/csds"
 )
 
 // httpRetry is how long the agent waits between tries to listen at an address
@@ -34,7 +37,7 @@ func (a *Agent) health(mux *http.ServeMux) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(a.registry, promhttp.HandlerOpts{}))
 }
 
-// admin is what the command line asks, and pprof.
+// admin is what the command line and tools for xDS ask, and pprof.
 func (a *Agent) admin() http.Handler {
 	mux := http.NewServeMux()
 	a.health(mux)
@@ -77,6 +80,12 @@ func (a *Agent) admin() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	g := grpc.NewServer()
+	csds.Register(g, a.server)
+	reflection.Register(g)
+	for service := range g.GetServiceInfo() {
+		mux.Handle("POST /"+service+"/", g)
+	}
 	return mux
 }
 
@@ -86,8 +95,12 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	_ = json.NewEncoder(w).Encode(v) // the asker is gone
 }
 
+// newHTTPServer speaks HTTP/1 and, for gRPC, HTTP/2 without TLS.
 func newHTTPServer(h http.Handler) *http.Server {
-	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	var p http.Protocols
+	p.SetHTTP1(true)
+	p.SetUnencryptedHTTP2(true)
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, Protocols: &p}
 }
 
 // serveHTTP serves until ctx ends.

@@ -116,7 +116,11 @@ func (a *Agent) retire(ctx context.Context, f *front, admin *http.Server) error 
 	var left sync.WaitGroup
 	left.Go(f.adsServer.GracefulStop)
 	if admin != nil {
-		left.Go(func() { _ = admin.Shutdown(ctx) })
+		left.Go(func() {
+			if admin.Shutdown(ctx) != nil {
+				_ = admin.Close() // a stream that its reader keeps open
+			}
+		})
 	}
 	// An error says that some streams are left for the Stop below.
 	_ = a.server.Disperse(ctx, stopSpread)

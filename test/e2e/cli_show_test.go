@@ -319,8 +319,17 @@ func TestWatchThatRejectsIsSeenInProxies(t *testing.T) {
 			}
 			return nil
 		})
-		if table := a.must("proxies"); !strings.Contains(table, "rejected") || !strings.Contains(table, "no such thing") {
+		if table := a.must("proxies"); !strings.Contains(table, "rejected (1 withheld)") || !strings.Contains(table, "no such thing") {
 			t.Errorf("proxies: %s", table)
+		}
+		if held := a.proxies()[0].Types["cds"].Withheld; len(held) != 1 || held[0].Name != "prod/shop.Web" || held[0].Error != "no such thing" {
+			t.Errorf("withheld: %+v", held)
+		}
+		if st := a.status(); st.Nacks != 1 || st.Withheld != 1 {
+			t.Errorf("status: %d rejected, %d withheld", st.Nacks, st.Withheld)
+		}
+		if n := a.metric(`fingerpost_ads_withheld_resources{type="cds"}`); n != "1" {
+			t.Errorf("the metric says %s", n)
 		}
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)

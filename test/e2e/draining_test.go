@@ -18,6 +18,8 @@ type front struct {
 	conn *grpc.ClientConn
 	// has waits until the client has these endpoints, with their health.
 	has func(map[string]string)
+	// envoy is nil where the client is none.
+	envoy *sidecar
 }
 
 // eachFront runs a test with Envoy of either protocol and with grpc-go, which
@@ -27,13 +29,13 @@ func eachFront(t *testing.T, service string, f func(*testing.T, *site, func() fr
 		s := newSite(t)
 		f(t, s, func() front {
 			e := s.sidecar(t, api, "prod/web")
-			return front{e.conn, func(want map[string]string) { t.Helper(); e.has("prod/"+service, want) }}
+			return front{e.conn, func(want map[string]string) { t.Helper(); e.has("prod/"+service, want) }, e}
 		})
 	})
 	t.Run("grpc", func(t *testing.T) {
 		s := newSite(t)
 		f(t, s, func() front {
-			return front{s.proxyless(t, "prod/web", service), func(map[string]string) {}}
+			return front{s.proxyless(t, "prod/web", service), func(map[string]string) {}, nil}
 		})
 	})
 }

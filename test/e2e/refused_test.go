@@ -137,7 +137,7 @@ func TestClusterThatEnvoyRefusesHoldsUpNothingElse(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := harness.StartEnvoy(t, string(config), harness.EnvoyOptions{})
+			e := harness.StartEnvoy(t, string(config), harness.EnvoyOptions{Refuses: true})
 			has(t, e, "A_revision_1", "B_revision_1")
 			var good string
 			harness.Eventually(t, soon, func() error {

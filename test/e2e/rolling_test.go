@@ -10,6 +10,10 @@ import (
 // its own way in the moment in which its pod begins to terminate, and so before
 // any client can have heard of it.
 func TestRollingChangesUnderLoadLoseNoCall(t *testing.T) {
+	rounds := 200
+	if testing.Short() {
+		rounds = 20
+	}
 	eachFront(t, "shop.v1.Cart", func(t *testing.T, s *site, start func() front) {
 		w := newWorld(t)
 		w.serve("cart-1-stays", []string{"shop.v1.Cart"})
@@ -21,7 +25,7 @@ func TestRollingChangesUnderLoadLoseNoCall(t *testing.T) {
 		reaches(t, f.conn, "shop.v1.Cart", "cart-1-stays", "cart-1-0")
 		answered, stop := load(t, f.conn, "shop.v1.Cart")
 		var ending sync.WaitGroup
-		for i := range 40 {
+		for i := range rounds {
 			next, successor := w.serve(fmt.Sprintf("cart-1-%d", i+1), []string{"shop.v1.Cart"})
 			terminate(old)
 			w.write()
@@ -32,7 +36,7 @@ func TestRollingChangesUnderLoadLoseNoCall(t *testing.T) {
 			w.write()
 			old, server = next, successor
 		}
-		reaches(t, f.conn, "shop.v1.Cart", "cart-1-stays", "cart-1-40")
+		reaches(t, f.conn, "shop.v1.Cart", "cart-1-stays", fmt.Sprintf("cart-1-%d", rounds))
 		proceeds(t, answered)
 		stop()
 		ending.Wait()

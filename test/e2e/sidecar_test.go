@@ -39,13 +39,20 @@ type sidecar struct {
 // ready.
 func (s *site) sidecar(t *testing.T, api, id string) *sidecar {
 	t.Helper()
+	e := s.earlySidecar(t, api, id)
+	e.WaitReady(t, soon)
+	return e
+}
+
+// earlySidecar is a sidecar that need not be ready: the agent may not be there.
+func (s *site) earlySidecar(t *testing.T, api, id string) *sidecar {
+	t.Helper()
 	conf, errs, code := run(t, "bootstrap", "--format", "envoy", "--ads-socket", s.ads, "--node-id", id, "--api", api)
 	if code != 0 || errs != "" {
 		t.Fatalf("fingerpost bootstrap: exit %d, %s", code, errs)
 	}
 	e := &sidecar{Envoy: harness.StartEnvoy(t, conf, harness.EnvoyOptions{}), t: t}
 	e.conn = dial(t, fmt.Sprintf("passthrough:127.0.0.1:%d", s.egress))
-	e.WaitReady(t, soon)
 	return e
 }
 

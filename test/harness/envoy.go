@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -27,12 +28,16 @@ type EnvoyOptions struct {
 	LogLevel string
 	// Args are added to the command line.
 	Args []string
+	// Refuses says that the test sends what Envoy is to refuse. Otherwise the
+	// test fails if Envoy has refused an update when it is stopped.
+	Refuses bool
 }
 
 // Envoy is a running Envoy. Its methods are safe for concurrent use.
 type Envoy struct {
 	p      *process
 	client *http.Client
+	ending func() // before it is stopped for the first time
 }
 
 // StartEnvoy runs Envoy on a bootstrap in YAML or JSON and returns when its
@@ -87,11 +92,18 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 			},
 		},
 	}}
+	e.ending = sync.OnceFunc(func() {
+		if !opts.Refuses && p.exited() == nil {
+			if err := e.refusals(); err != nil {
+				t.Errorf("of Envoy at its end: %v", err)
+			}
+		}
+	})
 	t.Cleanup(func() {
+		e.Stop()
 		if t.Failed() {
 			t.Logf("tail of Envoy's log:\n%s", p.tail())
 		}
-		e.Stop()
 	})
 	Eventually(t, 30*time.Second, func() error {
 		if err := p.exited(); err != nil {
@@ -175,6 +187,20 @@ func (e *Envoy) Stat(name string) (uint64, bool) {
 	return n, found && err == nil
 }
 
+// refusals is an error if Envoy has refused an update so far.
+func (e *Envoy) refusals() error {
+	stats, err := e.Get("/stats?filter=update_rejected$")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(stats) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), ": "); value != "0" {
+			return fmt.Errorf("%s is %s", name, value)
+		}
+	}
+	return nil
+}
+
 // WaitReady waits until Envoy is initialized: every first response that its
 // bootstrap asks for has come and what it warmed is warm.
 func (e *Envoy) WaitReady(t testing.TB, timeout time.Duration) {
@@ -204,4 +230,7 @@ func (e *Envoy) Pid() int { return e.p.cmd.Process.Pid }
 func (e *Envoy) Log() string { return e.p.tail() }
 
 // Stop ends Envoy and returns when it has gone. It may be called again.
-func (e *Envoy) Stop() { e.p.stop() }
+func (e *Envoy) Stop() {
+	e.ending()
+	e.p.stop()
+}

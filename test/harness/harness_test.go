@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -193,6 +194,29 @@ func TestStoppedEnvoyLeavesNoProcess(t *testing.T) {
 	}
 }
 
+// What the server sends and Envoy refuses shows in no call that a test makes.
+func TestTestFailsWhereEnvoyRefusedAnUpdate(t *testing.T) {
+	for _, refuses := range []bool{false, true} {
+		dir := t.TempDir()
+		lds := filepath.Join(dir, "lds.json")
+		if err := os.WriteFile(lds, []byte(`{"resources": [{"@type": "type.googleapis.com/envoy.config.listener.v3.Listener", "name": "no-address"}]}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := &recorder{TB: t}
+		e := harness.StartEnvoy(r, "node: {id: a, cluster: b}\ndynamic_resources: {lds_config: {path_config_source: {path: "+lds+"}}}", harness.EnvoyOptions{Refuses: refuses})
+		e.WaitFor(t, 20*time.Second, func() error {
+			if n, _ := e.Stat("listener_manager.lds.update_rejected"); n == 0 {
+				return errors.New("not refused yet")
+			}
+			return nil
+		})
+		e.Stop()
+		if failed := strings.Contains(r.failed, "listener_manager.lds.update_rejected is 1"); failed == refuses {
+			t.Errorf("refuses %v: the test fails with %q", refuses, r.failed)
+		}
+	}
+}
+
 // recorder is a testing.TB that takes the end of a test for itself.
 type recorder struct {
 	testing.TB
@@ -203,6 +227,8 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	r.failed = fmt.Sprintf(format, args...)
 	panic(r)
 }
+
+func (r *recorder) Errorf(format string, args ...any) { r.failed = fmt.Sprintf(format, args...) }
 
 func (r *recorder) Skipf(format string, args ...any) {
 	r.skipped = fmt.Sprintf(format, args...)

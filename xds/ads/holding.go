@@ -56,21 +56,32 @@ func (s *Server) Holdings(client string, t xds.Type, name string) []Holding {
 func (st *stream) holding(client string, t xds.Type, name string) (Holding, bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	tb, ts := &st.s.table, &st.types[t]
-	if st.node.GetId() != client || !ts.seen {
+	if st.node.GetId() != client || !st.types[t].seen {
 		return Holding{}, false
 	}
+	h, _ := st.holds(t, name)
+	return h, true
+}
+
+// holds says what the client has of a resource of a type that it asked for, and
+// what it shall have, nil if there is none. Called with both locks held.
+func (st *stream) holds(t xds.Type, name string) (Holding, *entry) {
+	tb, ts := &st.s.table, &st.types[t]
 	h := Holding{Connected: st.connected}
 	id, known := tb.names[name]
 	if !ts.wildcard && !st.subscribesTo(ts, name) {
 		h.State = Unasked
-		return h, true
+		return h, nil
 	}
 	_, h.Earlier = ts.brought[name]
 	h.Earlier = h.Earlier || known && ts.taken.ids.has(id)
-	if !known || tb.resolve(t, id, st.scopes, ts.subscribed.has(id)) == nil {
+	var e *entry
+	if known {
+		e = tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+	}
+	if e == nil {
 		h.State = Missing
-		return h, true
+		return h, nil
 	}
 	switch {
 	case ts.withheld.has(id):
@@ -90,7 +101,7 @@ func (st *stream) holding(client string, t xds.Type, name string) (Holding, bool
 			h.Since = st.connected
 		}
 	}
-	return h, true
+	return h, e
 }
 
 // maxLate is of how many resources of a type it is kept exactly when a stream's

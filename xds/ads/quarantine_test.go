@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fingerpost/fingerpost/xds"
@@ -395,6 +396,56 @@ func TestWhatIsRememberedOfRefusalsIsBounded(t *testing.T) {
 		}
 		s.Close()
 		w.until("gone", func() bool { return len(w.server.Clients()) == 0 })
+	}
+}
+
+// What changed while the client was away is new to it.
+func TestRefusalEndsWithItsContentWhileTheClientIsAway(t *testing.T) {
+	for _, delta := range []bool{true, false} {
+		w := trialWorld(t, time.Hour, cluster("A", 1))
+		s := w.connect(client.Options{Delta: delta, Reply: refusing(true, cluster("A", 1)).reply})
+		s.sub(cds)
+		s.want(cds, "A")
+		w.until("A is withheld", func() bool { return len(w.types(cds).Withheld) == 1 })
+		s.Close()
+		w.until("the stream is gone", func() bool { return len(w.server.Clients()) == 0 })
+		w.set(cluster("A", 2))
+		s = w.connect(client.Options{Delta: delta})
+		s.sub(cds)
+		s.want(cds, "A")
+		if st := w.types(cds); st.Withheld != nil || st.Nack != nil {
+			t.Errorf("delta %v: the refusal of what is gone is shown: %+v", delta, st)
+		}
+		s.Close()
+	}
+}
+
+// Of one client only the latest refusals are remembered: the others are sent,
+// and refused, once more.
+func TestRefusalsRememberedOfOneClientAreBounded(t *testing.T) {
+	const refused, kept = 40, 32
+	w := trialWorld(t, time.Hour)
+	names := numbered(refused)
+	for _, n := range names {
+		w.set(cla(n, 1))
+	}
+	s := w.connect(client.Options{Delta: true, Reply: func(r client.Response) client.Reply {
+		return client.Reply{Nack: "bad: " + strings.Join(r.Names(), ", ")}
+	}})
+	for i, n := range names {
+		s.sub(eds, n)
+		s.want(eds, n)
+		w.until("refused", func() bool { return len(w.types(eds).Withheld) == i+1 })
+	}
+	s.Close()
+	w.until("the stream is gone", func() bool { return len(w.server.Clients()) == 0 })
+	s = w.delta()
+	if err := s.Send(eds, &discovery.DeltaDiscoveryRequest{ResourceNamesSubscribe: names}); err != nil {
+		t.Fatal(err)
+	}
+	s.want(eds, names[:refused-kept]...)
+	if got := len(w.types(eds).Withheld); got != kept {
+		t.Errorf("%d are remembered, want %d", got, kept)
 	}
 }
 

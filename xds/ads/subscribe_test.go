@@ -56,6 +56,11 @@ var deltaExamples = map[string][]step{
 		{unsub: []string{"A"}},
 		{},
 	},
+	"given back and named again": {
+		{sub: []string{"A"}, answer: []string{"A"}},
+		{unsub: []string{"A"}},
+		{sub: []string{"A"}, answer: []string{"A"}},
+	},
 	"unknown names given back": {
 		{sub: []string{"A"}, answer: []string{"A"}},
 		{unsub: []string{"Z", "B"}},
