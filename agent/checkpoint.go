@@ -92,6 +92,9 @@ func (a *Agent) restore() []nodecache.SavedPast {
 		a.log.Info("restored from the checkpoint", "owners", n)
 	}
 	if s, ok := a.source.(versioned); ok {
+		if len(saved.Pods.Data) > 0 {
+			a.collectorSpared = spareCollector()
+		}
 		s.Resume(saved.Pods)
 	}
 	return saved.Past

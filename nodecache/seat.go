@@ -28,9 +28,7 @@ func (d *Directory) seat(rec *sliceRecord, f *Front) {
 	}
 	rec.seats = nil
 	for uid, p := range want {
-		if old := d.pods[uid]; old == nil || !old.Equal(p) {
-			d.upsertPod(p)
-		}
+		d.upsertPod(p, d.pods[uid])
 		if rec.seats == nil {
 			rec.seats = make(map[string]struct{}, len(want))
 		}

@@ -352,10 +352,12 @@ func (c *Cluster) listed(objects []object) {
 		c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
 		return
 	}
-	c.store.expect(len(objects))
-	for _, o := range objects {
-		c.applyChange(o.key(), change{object: o})
+	records := make([]*Record, len(objects))
+	for i, o := range objects {
+		records[i] = o.(*Record)
 	}
+	c.store.expect(len(records))
+	c.store.UpsertAll(records)
 }
 
 func (c *Cluster) namespaceNames() []name {
