@@ -232,12 +232,19 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 			h.failed(err)
 		}
 	}
+	var turn turn
+	listing := func(ctx context.Context) error {
+		h.listing()
+		return turn.wait(ctx, h, relistSpread(c.store.Len()))
+	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			if list := resume.list(); list != nil {
 				return list, nil
 			}
-			h.listing()
+			if err := listing(ctx); err != nil {
+				return nil, err
+			}
 			list, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
 				failed(ctx, err)
@@ -255,7 +262,9 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 				resume.shorten(&o)
 			}
 			if lists {
-				h.listing()
+				if err := listing(ctx); err != nil {
+					return nil, err
+				}
 			}
 			w, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {

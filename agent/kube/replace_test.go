@@ -3,6 +3,8 @@ package kube
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"runtime"
 	"slices"
 	"testing"
@@ -257,4 +259,39 @@ func BenchmarkMemory50k(b *testing.B) {
 		runtime.KeepAlive(full)
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// counter notes how many pods readers saw at each line of the log.
+type counter struct {
+	slog.Handler
+	store *Store
+	seen  []int
+}
+
+func (c *counter) Handle(context.Context, slog.Record) error {
+	c.seen = append(c.seen, c.store.Len(), c.store.dir.Counts().Pods[nodecache.Serving])
+	return nil
+}
+
+// The first pods are put in together, but not so many that readers wait: each
+// of these has a note of its own, which is logged before it is put in.
+func TestFirstListIsPutInInPortions(t *testing.T) {
+	const n = 1000
+	c := &counter{Handler: slog.NewTextHandler(io.Discard, nil)}
+	c.store = NewStore(nodecache.New(nodecache.Options{}), slog.New(c))
+	records := make([]*Record, n)
+	for i := range records {
+		p := servingPod(fmt.Sprintf("a-%d", i), fmt.Sprintf("u-%d", i), fmt.Sprintf("10.0.%d.%d", i>>8, i&255))
+		p.Annotations = map[string]string{"fingerpost.dev/grpc-port": fmt.Sprintf("no-%d", i)}
+		records[i] = Convert(p)
+	}
+	c.store.UpsertAll(records)
+	if len(c.seen) != 2*n || c.store.Len() != n || c.store.dir.Counts().Pods[nodecache.Serving] != n {
+		t.Fatalf("%d notes, %d and %d pods", len(c.seen)/2, c.store.Len(), c.store.dir.Counts().Pods[nodecache.Serving])
+	}
+	for i := 2; i < len(c.seen); i++ {
+		if step := c.seen[i] - c.seen[i-2]; step < 0 || step > bulk {
+			t.Errorf("%d pods in one step", step)
+		}
+	}
 }
