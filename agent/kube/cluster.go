@@ -365,6 +365,11 @@ func (c *Cluster) listed(objects []object) {
 	for i, o := range objects {
 		records[i] = o.(*Record)
 	}
+	owners, of := byOwner(records)
+	records = records[:0]
+	for _, t := range owners {
+		records = append(records, of[t]...)
+	}
 	c.store.expect(len(records))
 	c.store.UpsertAll(records)
 }
