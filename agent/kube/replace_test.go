@@ -77,7 +77,8 @@ func TestQueueKeepsNoRoomForAList(t *testing.T) {
 // reader that never rests: its longest wait is that of the lock, the scheduler
 // and the collector together. "busy" is the same reader beside one who computes
 // without any lock, "indexer" beside the store of a stock informer. What does not
-// depend on who else runs is the longest hold, of "store-hold" and "indexer": the
+// depend on who else runs is the longest hold, of "store-hold", "first-hold" (the
+// first list, which is put in in portions) and "indexer": the
 // most processor time that the writer, alone, spent on what it does under one
 // hold of its locks, or somewhat more.
 func BenchmarkReplace50k(b *testing.B) {
@@ -120,6 +121,25 @@ func BenchmarkReplace50k(b *testing.B) {
 	}
 	b.Run("store", func(b *testing.B) { store(b, true) })
 	b.Run("store-hold", func(b *testing.B) { store(b, false) })
+	b.Run("first-hold", func(b *testing.B) {
+		var holds []time.Duration
+		for b.Loop() {
+			records := make([]*Record, n)
+			for i, o := range manyRecords(b, n) {
+				records[i] = o.(*Record)
+			}
+			store := newBench().c.store
+			store.expect(n)
+			runtime.LockOSThread()
+			for some := range slices.Chunk(records, bulk) {
+				began := threadTime(b)
+				store.upsertSome(some)
+				holds = append(holds, threadTime(b)-began)
+			}
+			runtime.UnlockOSThread()
+		}
+		reportHolds(b, holds)
+	})
 	b.Run("busy", func(b *testing.B) {
 		longestRead(b, func() {}, func() {
 			for began := time.Now(); time.Since(began) < time.Second/2; {
