@@ -53,7 +53,7 @@ bench bench-short:
 
 lint: ## the linters of .golangci.yml
 	@$(BRING) lint
-	"$$($(BRING) -path golangci-lint)" run ./...
+	"$$($(BRING) -path golangci-lint)" run --allow-parallel-runners ./...
 
 generate-check: ## fails if generated code, formatting or go.mod would change
 	@tools/generate-check.sh

@@ -57,7 +57,8 @@ type Agent struct {
 	feed      *feed
 	server    *ads.Server
 	follower  *report.Follower
-	writer    *report.Writer // nil: there is no API server
+	writer    *report.Writer   // nil: there is no API server
+	statuses  *report.Statuses // nil with it
 	gate      gate
 	journal   *journal.Journal
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
@@ -223,8 +224,9 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { a.collector.Run(ctx); return nil })
 	g.Go(func() error { return a.feed.run(ctx, a.source.Synced()) })
 	g.Go(func() error { return a.openGate(ctx) })
-	g.Go(func() error { a.follow(ctx); return nil })
+	g.Go(func() error { return a.afterGate(ctx, a.follower.Run) })
 	if a.writer != nil {
+		g.Go(func() error { return a.afterGate(ctx, a.statuses.Run) })
 		g.Go(func() error { a.writer.Run(ctx); return nil })
 	}
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })

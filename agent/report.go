@@ -21,13 +21,21 @@ const (
 	rejectedBurst = 32
 )
 
-// newWriter makes what writes Events into the API server of the config.
+// newWriter makes what writes Events, and statuses of routes, into the API
+// server of the config.
 func (a *Agent) newWriter(config *rest.Config) (err error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = "fingerpost/" + a.config.Version
 	a.writer, err = report.NewWriter(config, report.WriterOptions{
 		Namespace: a.config.LeaseNamespace, Name: a.config.LeaseName, Node: a.config.nodeName(),
 		State: func(state string) { a.setPart(partReports, state) }, Logger: a.log, Metrics: a.registry,
+	})
+	if err != nil {
+		return err
+	}
+	a.statuses, err = report.NewStatuses(config, report.StatusOptions{
+		Directory: a.dir, Routes: a.store.Routes(), Writer: a.writer, Metrics: a.registry,
+		Current: func() bool { return a.source.Status().RoutesCurrent },
 	})
 	return err
 }
@@ -67,14 +75,15 @@ func (a *Agent) newRejected() func(ads.Refusal) {
 	}
 }
 
-// follow begins once the gate is open: what is learned until then is the world
-// as this agent found it.
-func (a *Agent) follow(ctx context.Context) {
+// afterGate runs what begins once the gate is open: what is learned until then
+// is the world as this agent found it.
+func (a *Agent) afterGate(ctx context.Context, run func(context.Context)) error {
 	select {
 	case <-a.gate.opened:
-		a.follower.Run(ctx)
+		run(ctx)
 	case <-ctx.Done():
 	}
+	return nil
 }
 
 // differs adds how the owner differs from the revision before it.

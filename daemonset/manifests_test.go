@@ -181,7 +181,7 @@ func TestAgentReadsNeitherSecretsNorNodes(t *testing.T) {
 // reports is the name of the roles for what the elected agent writes.
 const reports = "fingerpost-reports"
 
-func TestAgentWritesEventsAndItsLeaseAlone(t *testing.T) {
+func TestAgentWritesEventsStatusesOfRoutesAndItsLeaseAlone(t *testing.T) {
 	rules := func(rules []rbacv1.PolicyRule) string {
 		text, err := yaml.Marshal(rules)
 		if err != nil {
@@ -194,7 +194,11 @@ func TestAgentWritesEventsAndItsLeaseAlone(t *testing.T) {
 	if len(roles) != 2 || i < 0 {
 		t.Fatalf("%d cluster roles, want one to read and %s", len(roles), reports)
 	}
-	if got, want := rules(roles[i].Rules), rules([]rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}}}); got != want {
+	cluster := []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
+		{APIGroups: []string{"gateway.networking.k8s.io"}, Resources: []string{"httproutes/status", "grpcroutes/status"}, Verbs: []string{"patch"}},
+	}
+	if got, want := rules(roles[i].Rules), rules(cluster); got != want {
 		t.Errorf("in the cluster:\n%s\nwant\n%s", got, want)
 	}
 	lease := []rbacv1.PolicyRule{

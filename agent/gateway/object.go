@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -50,6 +51,11 @@ type Object struct {
 	Annotations map[string]string
 	// Route is set of routes; what grants decide is not in it.
 	Route *nodecache.Route
+	// APIVersion is the version in which it was read, as v1.
+	APIVersion string
+	// Said is the digest of what agents said in the status of a route, as of
+	// [StatusDigest].
+	Said string
 	// Grant is set of ReferenceGrants.
 	Grant *Grant
 	// Err says why the rest cannot be read; nil where it can.
@@ -73,7 +79,9 @@ type meta struct {
 // spec cannot be read is returned with Err set. The error is one line.
 func Decode(kind string, data []byte) (*Object, error) {
 	var head struct {
-		Metadata meta `json:"metadata"`
+		APIVersion string          `json:"apiVersion"`
+		Metadata   meta            `json:"metadata"`
+		Status     json.RawMessage `json:"status"`
 	}
 	if err := kjson.Unmarshal(data, &head); err != nil {
 		return nil, fmt.Errorf("is not a %s: %s", kind, line(err))
@@ -83,6 +91,12 @@ func Decode(kind string, data []byte) (*Object, error) {
 	m.UID = cmp.Or(m.UID, kind+"/"+m.Namespace+"/"+m.Name)
 	o := &Object{
 		Kind: kind, Name: nodecache.Name{Namespace: m.Namespace, Name: m.Name}, UID: m.UID, Version: m.ResourceVersion,
+		APIVersion: Versions[0],
+	}
+	for _, v := range Versions {
+		if head.APIVersion == Group+"/"+v {
+			o.APIVersion = v
+		}
 	}
 	if end, ok := m.Annotations[metav1.InitialEventsAnnotationKey]; ok {
 		o.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: end}
@@ -120,6 +134,8 @@ func Decode(kind string, data []byte) (*Object, error) {
 	}
 	if o.Err != nil {
 		o.Err = fmt.Errorf("cannot be read: %s", line(o.Err))
+	} else if o.Route != nil {
+		o.Said = said(m.Namespace, head.Status)
 	}
 	return o, nil
 }
@@ -130,14 +146,7 @@ func (m *meta) route(kind nodecache.RouteKind, spec *gatewayv1.CommonRouteSpec, 
 		Created: m.CreationTimestamp.UTC(),
 	}
 	for i := range spec.ParentRefs {
-		p := &spec.ParentRefs[i]
-		r.Parents = append(r.Parents, nodecache.RouteParent{
-			Group:   string(or(p.Group, Group)),
-			Kind:    string(or(p.Kind, "Gateway")),
-			Name:    nodecache.Name{Namespace: string(or(p.Namespace, gatewayv1.Namespace(m.Namespace))), Name: string(p.Name)},
-			Section: string(or(p.SectionName, "")),
-			Port:    port(p.Port),
-		})
+		r.Parents = append(r.Parents, ParentOf(m.Namespace, &spec.ParentRefs[i]))
 	}
 	for _, h := range hostnames {
 		r.Hostnames = append(r.Hostnames, strings.ToLower(string(h)))

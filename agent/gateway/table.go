@@ -17,15 +17,29 @@ import (
 type Table struct {
 	dir *nodecache.Directory
 	log *slog.Logger
+	// changed is that of [Table.OnStatus]; nil: nobody hears.
+	changed func(uid string)
 
 	// mu is held over a whole change: decide, table, directory. The
 	// directory's lock is taken under it.
 	mu     sync.Mutex
-	routes map[key]*nodecache.Route
+	routes map[key]*route
 	grants map[nodecache.Name]*grant
 	// unread holds the UIDs of the objects that cannot be read.
 	unread map[key]string
 	told   map[string]struct{} // UIDs of those that were named in the log
+}
+
+// route is one as it came.
+type route struct {
+	*nodecache.Route
+	Status
+}
+
+// Status is what a route's object says beside its spec.
+type Status struct {
+	APIVersion string // in which it was read, as v1
+	Said       string // as in [Object]
 }
 
 type key struct {
@@ -41,7 +55,7 @@ type grant struct {
 // NewTable returns an empty table that feeds the directory.
 func NewTable(dir *nodecache.Directory, log *slog.Logger) *Table {
 	return &Table{
-		dir: dir, log: log, routes: map[key]*nodecache.Route{}, grants: map[nodecache.Name]*grant{},
+		dir: dir, log: log, routes: map[key]*route{}, grants: map[nodecache.Name]*grant{},
 		unread: map[key]string{}, told: map[string]struct{}{},
 	}
 }
@@ -61,11 +75,16 @@ func (t *Table) Upsert(o *Object) {
 	case o.Kind == ReferenceGrant:
 		t.setGrant(o.Name, o.Grant, o.UID)
 	case o.Route != nil:
-		if old := t.routes[k]; old != nil && old.UID != o.UID {
+		old := t.routes[k]
+		if old != nil && old.UID != o.UID {
 			t.dir.RemoveRoute(old.UID)
 		}
-		t.routes[k] = o.Route
-		t.publish(o.Route)
+		r := &route{o.Route, Status{o.APIVersion, o.Said}}
+		t.routes[k] = r
+		t.publish(r.Route)
+		if t.changed != nil && (old == nil || old.UID != r.UID || old.Generation != r.Generation || old.Status != r.Status) {
+			t.changed(r.UID)
+		}
 	default:
 		if old := t.routes[k]; old != nil && old.UID != o.UID {
 			t.removeRoute(k, old)
@@ -114,6 +133,24 @@ func (t *Table) Names(kind string) []nodecache.Name {
 	return names
 }
 
+// OnStatus has f hear of each route that comes, or comes with another
+// generation, or of which agents say something else by its status than before.
+// It is called once, before the first object. f is called with the table's lock
+// held: it must not block, and not call the table.
+func (t *Table) OnStatus(f func(uid string)) { t.changed = f }
+
+// Status returns what the object of a route in the directory says beside its
+// spec, and false if it is there no more.
+func (t *Table) Status(r *nodecache.Route) (Status, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	held := t.routes[key{r.Kind.String(), r.Key()}]
+	if held == nil || held.UID != r.UID {
+		return Status{}, false
+	}
+	return held.Status, true
+}
+
 // Counts returns how many objects are held by kind, and how many of them
 // cannot be read.
 func (t *Table) Counts() (held, unread map[string]int) {
@@ -144,7 +181,7 @@ func (t *Table) unreadable(k key, o *Object) {
 }
 
 // removeRoute needs mu.
-func (t *Table) removeRoute(k key, r *nodecache.Route) {
+func (t *Table) removeRoute(k key, r *route) {
 	delete(t.routes, k)
 	t.dir.RemoveRoute(r.UID)
 }
@@ -158,8 +195,8 @@ func (t *Table) setGrant(name nodecache.Name, g *Grant, uid string) {
 		t.grants[name] = &grant{g, uid}
 	}
 	for _, r := range t.routes {
-		if r.Namespace != name.Namespace && refersTo(r, name.Namespace) {
-			t.publish(r)
+		if r.Namespace != name.Namespace && refersTo(r.Route, name.Namespace) {
+			t.publish(r.Route)
 		}
 	}
 }

@@ -154,6 +154,8 @@ func (c *Cluster) Status() Status {
 	if !since.IsZero() {
 		st.stale(since, err)
 	}
+	since, _ = c.lanes[0].health.trouble()
+	st.RoutesCurrent = since.IsZero() && c.routes.current()
 	st.Pending += c.routes.pending()
 	st.Routes = c.routes.state()
 	return st

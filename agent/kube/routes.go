@@ -252,6 +252,18 @@ func (w *routeWatch) pending() int {
 	return n
 }
 
+// current tells whether routes are up to date, those of the kinds that there
+// are.
+func (w *routeWatch) current() bool {
+	w.mu.Lock()
+	asked := w.found != nil
+	w.mu.Unlock()
+	return asked && !slices.ContainsFunc(w.kinds, func(k *routeKind) bool {
+		since, _ := k.health.trouble()
+		return k.kind != gateway.ReferenceGrant && !since.IsZero()
+	})
+}
+
 // state says in one line how the watches stand.
 func (w *routeWatch) state() string {
 	on, notes := w.describe()

@@ -45,6 +45,9 @@ type Status struct {
 	// Routes says in one line whether routes of the Gateway API are read, and
 	// in which versions: "on", "on: ..." or "off: ...".
 	Routes string
+	// RoutesCurrent tells whether Services, HTTPRoutes and GRPCRoutes are all up
+	// to date, as far as the cluster has them.
+	RoutesCurrent bool
 	// Kept counts objects by kind that were recognised and are not used yet,
 	// Ignored those of unknown kinds. A file source alone has them.
 	Kept, Ignored map[string]int

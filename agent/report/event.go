@@ -23,6 +23,10 @@ const (
 	// ReasonRejected: the sidecar or gRPC client of a pod rejected what it was
 	// sent.
 	ReasonRejected = "ConfigurationRejected"
+	// ReasonNotAccepted and ReasonUnresolved: a route is not served under a
+	// parent, has backends that cannot be called.
+	ReasonNotAccepted = "RouteNotAccepted"
+	ReasonUnresolved  = "RefsNotResolved"
 )
 
 // maxText bounds what varies in one message, in bytes: in its newer form of
@@ -59,13 +63,10 @@ func objectOf(o *nodecache.Owner) corev1.ObjectReference {
 
 // Rejected is what to say of a pod whose client rejected resources of a type.
 func Rejected(pod *nodecache.Pod, kind, text string) Event {
-	if len(text) > maxText {
-		text = strings.ToValidUTF8(text[:maxText], "") + "…"
-	}
 	return Event{
 		Object:  corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)},
 		Warning: true, Own: true, Reason: ReasonRejected,
-		Message: fmt.Sprintf("the pod's client rejected a response of type %s and keeps what it accepted before: %s", kind, text),
+		Message: fmt.Sprintf("the pod's client rejected a response of type %s and keeps what it accepted before: %s", kind, clip(text, maxText)),
 	}
 }
 

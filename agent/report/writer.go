@@ -58,14 +58,16 @@ type Writer struct {
 	events   rest.Interface // limited to eventRate
 	writes   *prometheus.CounterVec
 	wake     chan struct{} // capacity 1: there may be something to write
+	taken    chan struct{} // capacity 1: this agent was elected
 
 	// mu guards what follows. Options.State is called under it.
-	mu      sync.Mutex
-	until   time.Time // elected before it
-	holder  string    // of the Lease, when it was last looked at
-	recent  []said    // the oldest first
-	trouble string    // why Events cannot be written; empty while they can
-	state   string
+	mu       sync.Mutex
+	until    time.Time // elected before it
+	holder   string    // of the Lease, when it was last looked at
+	recent   []said    // the oldest first
+	trouble  string    // why Events cannot be written; empty while they can
+	statuses string    // why statuses of routes cannot; empty while they can
+	state    string
 }
 
 // said is an Event that was said.
@@ -94,7 +96,7 @@ func NewWriter(config *rest.Config, o WriterOptions) (*Writer, error) {
 		return nil, err
 	}
 	w := &Writer{
-		o: o, events: events, wake: make(chan struct{}, 1),
+		o: o, events: events, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1),
 		election: &election{
 			leases: leases, namespace: o.Namespace, name: o.Name, duration: o.Lease.Truncate(time.Second),
 			// Two agents of one node are two while one takes over from the other.
@@ -164,6 +166,23 @@ func (w *Writer) rouse() {
 // elected needs mu.
 func (w *Writer) elected() bool { return time.Now().Before(w.until) }
 
+func (w *Writer) isElected() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.elected()
+}
+
+// statusTrouble hears why the statuses of routes cannot be written; with an
+// empty text, that they can.
+func (w *Writer) statusTrouble(why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.statuses != why {
+		w.statuses = why
+		w.show()
+	}
+}
+
 // Run takes part in the election and writes until ctx ends, and then lets
 // another be elected. It is called once.
 func (w *Writer) Run(ctx context.Context) {
@@ -199,6 +218,12 @@ func (w *Writer) attempt(ctx context.Context) time.Duration {
 	}
 	next := jittered(w.o.Lease)
 	if w.holder = holder; holder == w.election.identity {
+		if !w.elected() {
+			select {
+			case w.taken <- struct{}{}:
+			default:
+			}
+		}
 		w.until, next = begun.Add(w.o.Lease*2/3), w.o.Lease/3
 	} else {
 		w.until = time.Time{}
@@ -320,6 +345,8 @@ func (w *Writer) show() {
 	switch {
 	case w.trouble != "":
 		w.tell("off: Events cannot be written: " + w.trouble)
+	case w.statuses != "":
+		w.tell("off: statuses of routes cannot be written: " + w.statuses)
 	case w.elected():
 		w.tell("on: writer")
 	case w.holder != "" && w.holder != w.election.identity:
@@ -337,9 +364,9 @@ func (w *Writer) tell(state string) {
 	was := w.state == "" || strings.HasPrefix(w.state, "on: ")
 	switch {
 	case !well && was:
-		w.o.Logger.Warn("Events are not written", "part", "reports", "state", state)
+		w.o.Logger.Warn("reports are not written", "part", "reports", "state", state)
 	case well && (!was || state == "on: writer"):
-		w.o.Logger.Info("Events are written", "part", "reports", "state", state)
+		w.o.Logger.Info("reports are written", "part", "reports", "state", state)
 	}
 	w.state = state
 	if w.o.State != nil {

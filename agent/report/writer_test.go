@@ -48,6 +48,7 @@ type writer struct {
 type network struct {
 	down    atomic.Bool
 	refuses atomic.Value // string: a resource of which the server says 403
+	refused atomic.Int32 // times that it said so
 	tries   atomic.Int32 // to create an Event
 	posts   atomic.Int32 // that did
 }
@@ -63,6 +64,7 @@ func (n through) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errors.New("network is unreachable")
 	}
 	if res, _ := n.refuses.Load().(string); res != "" && strings.Contains(r.URL.Path, "/"+res) {
+		n.refused.Add(1)
 		text := `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"` + res + ` is forbidden","reason":"Forbidden","code":403}`
 		return &http.Response{
 			StatusCode: http.StatusForbidden, Header: http.Header{"Content-Type": {"application/json"}},

@@ -182,7 +182,7 @@ func TestReportsAreOffForANamedReason(t *testing.T) {
 	c.declared("web-1-a", "50051=shop.v1.Cart")
 	a := newSite(t).start(t, c.args()...).ready() // in a namespace where it has no rights
 	a.reports("off: lease fingerpost-system/fingerpost-reports: ")
-	if n := strings.Count(a.log.String(), "Events are not written"); n != 1 {
+	if n := strings.Count(a.log.String(), "reports are not written"); n != 1 {
 		t.Errorf("told %d times, want once", n)
 	}
 	if i := slices.IndexFunc(a.services(), func(s resources.ServiceView) bool { return s.Namespace == c.ns && s.Name == "shop.v1.Cart" }); i < 0 {

@@ -368,7 +368,7 @@ func TestHundredAndTenClientsComeBackWithoutABody(t *testing.T) {
 	}
 	everybody(a)
 	alone := newSite(t).start(t, "--source", w.source()).ready()
-	before, _ := memoryOf(t, alone.cmd.Process.Pid)
+	_, before := memoryOf(t, alone.cmd.Process.Pid)
 	alone.stop()
 	for _, how := range []string{"hand-over", "all at once"} {
 		var b *agentProcess
@@ -383,9 +383,9 @@ func TestHundredAndTenClientsComeBackWithoutABody(t *testing.T) {
 		everybody(b)
 		b.ready()
 		steady, peak := memoryOf(t, b.cmd.Process.Pid)
-		t.Logf("%s: %d clients with %d services each: resident %d kB without clients, %d kB with them, at most %d kB", how, n, len(clusters), before, steady, peak)
+		t.Logf("%s: %d clients with %d services each: at most %d kB resident without clients, %d kB with them, at most %d kB", how, n, len(clusters), before, steady, peak)
 		if peak > before+30_000 {
-			t.Errorf("%s: the peak is %d kB, without clients it is %d kB", how, peak, before)
+			t.Errorf("%s: the peak is %d kB, that of a start without clients %d kB", how, peak, before)
 		}
 		// What is sent next comes after all that their return could have caused.
 		w.serve(strings.ReplaceAll(how, " ", "-")+"-1-a", []string{"shop.New" + strconv.Itoa(b.cmd.Process.Pid)})

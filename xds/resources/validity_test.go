@@ -1,9 +1,11 @@
 package resources_test
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -56,8 +58,8 @@ func TestEnvoyTakesWhatRoutesSay(t *testing.T) {
 			}
 		}
 		for _, typ := range []nodecache.FilterType{nodecache.FilterRedirect, nodecache.FilterRewrite} {
-			for _, path := range []string{"/", "/a"} {
-				m := nodecache.RouteMatch{Path: path, PathType: nodecache.MatchPrefix}
+			for _, p := range []string{"/", "/a"} {
+				m := nodecache.RouteMatch{Path: p, PathType: nodecache.MatchPrefix}
 				for op := nodecache.PathKeep; op <= nodecache.PathPrefix; op++ {
 					rule(m, nodecache.RouteFilter{Type: typ, Hostname: v, Scheme: v, PathOp: op, ReplacePath: "/" + v})
 					rule(m, nodecache.RouteFilter{Type: typ, PathOp: op, ReplacePath: v, Status: http.StatusTeapot})
@@ -73,8 +75,8 @@ func TestEnvoyTakesWhatRoutesSay(t *testing.T) {
 	}
 
 	m := newMesh(t, "prod")
-	left := 0
-	m.c, _ = resources.New(resources.Options{Report: func(_ xds.ID, err error) { left++ }})
+	left := map[string]bool{} // rules of which something is left out
+	m.c, _ = resources.New(resources.Options{Report: func(id xds.ID, err error) { left[path.Dir(id.Name)] = true }})
 	m.published = map[xds.ID]*xds.Resource{}
 	m.client("prod")
 	m.service("prod", "web", api)
@@ -94,8 +96,16 @@ func TestEnvoyTakesWhatRoutesSay(t *testing.T) {
 	if hosts := m.hosts("prod"); len(hosts) != 2 || len(hosts[1].GetRoutes())+len(hosts[0].GetRoutes()) < 300 {
 		t.Fatalf("%d hosts", len(hosts))
 	}
-	if left < 100 {
-		t.Errorf("only %d are left out", left)
+	if len(left) < 100 {
+		t.Errorf("only %d are left out", len(left))
+	}
+	for _, r := range []*nodecache.Route{timed, grpc} { // what is said of the route is what is served
+		said := resources.Unservable(r)
+		for i := range r.Rules {
+			if name := fmt.Sprintf("%s/%s/%d", r.Kind, r.Key(), i); (said[i] != nil) != left[name] {
+				t.Errorf("%s: said %v, left out %t", name, said[i], left[name])
+			}
+		}
 	}
 
 	rds := decode(t, m.published[xds.ID{Type: xds.Route, Name: resources.RouteName, Scope: "ns/prod"}], &routev3.RouteConfiguration{})
