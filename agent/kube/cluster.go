@@ -237,6 +237,9 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 	var turn turn
 	listing := func(ctx context.Context) error {
 		h.listing()
+		if resume.behind() {
+			return nil
+		}
 		return turn.wait(ctx, h, relistSpread(c.store.Len()))
 	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{

@@ -91,6 +91,16 @@ func TestListsOfManySourcesAreSpread(t *testing.T) {
 		if after := round(); after[agents-1] != 0 {
 			t.Errorf("after a failure a list waits %v", after[agents-1])
 		}
+
+		// One that has resumed and whose version is refused late.
+		h := &health{what: "pods", log: c.log}
+		h.current(true)
+		lw := cache.ToListerWatcherWithContext(c.listWatch(c.client, "pods", h, func(error) {}, &resumption{c: c, state: resumeAccepted}))
+		began := time.Now()
+		_, _ = lw.WatchWithContext(t.Context(), metav1.ListOptions{SendInitialEvents: &yes})
+		if d := time.Since(began); d != 0 {
+			t.Errorf("one that holds the pods of a checkpoint waits %v", d)
+		}
 	})
 }
 

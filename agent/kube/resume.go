@@ -153,6 +153,17 @@ func (r *resumption) move(from, to resumeState) bool {
 	return true
 }
 
+// behind tells whether the pods may still be those of the checkpoint: a refusal
+// that comes late must not leave them for long.
+func (r *resumption) behind() bool {
+	if !r.is(resumeAccepted) {
+		return false
+	}
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	return !r.c.currentReached
+}
+
 // list answers the reflector's first list; nil for every other.
 func (r *resumption) list() runtime.Object {
 	if !r.move(resumeOffered, resumeListed) {
