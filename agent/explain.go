@@ -185,7 +185,7 @@ func (a *Agent) explainService(name string) *Explanation {
 		found++
 		e.fact(s.Namespace, "cluster %s/%s, provided by %s", s.Namespace, s.Name, strings.Join(s.Owners, ", "))
 		for _, ep := range s.Endpoints {
-			e.fact(s.Namespace, "%s pod %s on node %q, %s", ep.Address, ep.Pod, ep.Node, a.saysState(&ep, name))
+			e.fact(s.Namespace, "%s, %s", ep.String(), a.saysState(&ep, name))
 		}
 		if len(s.Endpoints) == 0 {
 			e.fact(s.Namespace, "no endpoint: no pod of the provider is serving")

@@ -242,7 +242,7 @@ func (a *Agent) learned(o *nodecache.Owner) string {
 func (c *call) pods() {
 	c.Endpoints = c.behind.Endpoints
 	for _, e := range c.Endpoints {
-		c.fact("endpoint", "%s pod %s on node %q, %s", e.Address, e.Pod, e.Node, c.a.saysState(&e, c.rule.Service))
+		c.fact("endpoint", "%s, %s", e.String(), c.a.saysState(&e, c.rule.Service))
 	}
 	done := map[nodecache.Workload]bool{}
 	for _, o := range c.behind.Provider {

@@ -63,7 +63,10 @@ func (c *call) held(s *status.Status) bool {
 		}
 		ok = false
 	}
-	needs := []xds.ID{{Type: xds.Cluster, Name: c.Cluster}, {Type: xds.Endpoint, Name: c.Cluster}}
+	needs := []xds.ID{{Type: xds.Cluster, Name: c.Cluster}}
+	if es := c.behind.Endpoints; len(es) == 0 || !es[0].ByName() {
+		needs = append(needs, xds.ID{Type: xds.Endpoint, Name: c.Cluster})
+	}
 	if c.bare {
 		needs = append([]xds.ID{{Type: xds.Listener, Name: c.rule.Service}}, needs...)
 	}

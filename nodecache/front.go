@@ -30,7 +30,8 @@ type Front struct {
 	Selects bool
 	// NotReady is spec.publishNotReadyAddresses.
 	NotReady bool
-	// External is the DNS name of an ExternalName Service.
+	// External is the DNS name of an ExternalName Service, without a trailing
+	// dot. Nothing stands behind one but, where it declares something, that name.
 	External   string
 	ClusterIPs []netip.Addr // unmapped
 	// Ports holds the TCP ports, in the Service's own order.
@@ -38,8 +39,11 @@ type Front struct {
 	// Created is the creationTimestamp; the zero time is unknown.
 	Created time.Time
 	// Declared says, of a Service that does not select, what its addresses
-	// serve. Port 0 is the one port of the slice.
+	// serve, or its External name. Port 0 is the one port of the slice; the name
+	// has none.
 	Declared []Declared
+	// Export is [Common.Export] of what is declared.
+	Export string
 	// Ignored says which annotation was ignored and why; empty: none.
 	Ignored string
 }
@@ -65,7 +69,7 @@ func (f *Front) Equal(g *Front) bool {
 	return f.UID == g.UID && f.Namespace == g.Namespace && f.Name == g.Name && f.Type == g.Type &&
 		f.Headless == g.Headless && f.Selects == g.Selects && f.NotReady == g.NotReady && f.External == g.External &&
 		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports) &&
-		f.Ignored == g.Ignored && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
+		f.Ignored == g.Ignored && f.Export == g.Export && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
 }
 
 // Compare orders Services by creationTimestamp, an unknown one last, then by

@@ -20,6 +20,7 @@ type fronts struct {
 type frontRecord struct {
 	front  *Front
 	slices []*sliceRecord
+	host   *Standing // of the stand-in of its name; nil while there is none
 }
 
 type sliceRecord struct {
@@ -97,6 +98,7 @@ func (d *Directory) setFront(name Name, f *Front) {
 	for _, s := range rec.slices {
 		d.relink(s, s.slice, f, moved)
 	}
+	d.seatHost(rec, f, moved)
 	d.fronts.prune(name, rec)
 	keys := d.settle(moved)
 	for key := range d.fronts.rememberers[name] {
@@ -170,6 +172,9 @@ type moves map[string][]*Standing
 // relink needs mu. It puts the slice in place of that of the record, behind
 // the Service, nil for none.
 func (d *Directory) relink(rec *sliceRecord, s *Slice, f *Front, moved moves) {
+	if f != nil && f.External != "" {
+		f = nil // Kubernetes resolves the name, whatever slices there are
+	}
 	before, was := rec.stands(), rec.standing
 	var st *Standing
 	if f != nil {
@@ -335,7 +340,7 @@ func (f *fronts) recall(behind []*Standing) []*Standing {
 	var out []*Standing
 	for _, st := range behind {
 		rec := f.byName[st.Key()]
-		if rec == nil || rec.front == nil {
+		if rec == nil || rec.front == nil || rec.front.External != "" {
 			continue
 		}
 		if rec.front != st.Front {

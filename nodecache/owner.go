@@ -48,6 +48,8 @@ type Owner struct {
 
 // Target is where a call to a service may go.
 type Target struct {
+	// Addr holds the port alone where the pod stands for a DNS name
+	// ([Common.Host]).
 	Addr netip.AddrPort
 	Pod  *Pod
 	// Presumed says why where that is not known of the pod itself; else nil.

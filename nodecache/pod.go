@@ -121,6 +121,9 @@ type Common struct {
 	// OwnerName is the owner's display name, as ReplicaSet/a-5d9.
 	OwnerName string
 	Workload  Workload
+	// Host is the DNS name to which calls go, of a stand-in that has no address;
+	// empty of every pod.
+	Host string
 	// Images names the images that the pod's containers run, by digest; empty
 	// where that is not known. Pods of one owner can differ in it: the same tag
 	// may have been pulled twice.
@@ -195,6 +198,7 @@ func (c *Common) same(d *Common) bool {
 			c.Owner == d.Owner &&
 			c.OwnerName == d.OwnerName &&
 			c.Workload == d.Workload &&
+			c.Host == d.Host &&
 			c.Images == d.Images &&
 			c.Export == d.Export &&
 			slices.Equal(c.Hints, d.Hints) &&

@@ -5,7 +5,8 @@ import "net/netip"
 // An address behind a Service without a selector is nobody's pod, and is never
 // asked what it serves. Where the Service declares that, the addresses in its
 // slices are the places of an owner by the Service's UID: each has a stand-in
-// that is a pod in everything but name. It claims no address, since what stands
+// that is a pod in everything but name. (An ExternalName Service has one, for its
+// DNS name; see Directory.seatHost.) A stand-in claims no address, since what stands
 // in a slice that somebody wrote may be any address, a pod's as well.
 
 // seat needs mu. It gives the addresses of the slice their stand-ins, as the
@@ -36,20 +37,53 @@ func (d *Directory) seat(rec *sliceRecord, f *Front) {
 	}
 }
 
+// seatHost needs mu. It gives the name of an ExternalName Service that declares
+// what is served there the one stand-in by it; nobody else stands behind one.
+func (d *Directory) seatHost(rec *frontRecord, f *Front, moved moves) {
+	was := rec.host
+	rec.host = nil
+	serves := f != nil && f.External != "" && len(f.Declared) > 0
+	if was != nil && (!serves || f.UID != was.UID) {
+		d.removePod(hostUID(was.Front), nil)
+		d.fronts.move(hostUID(was.Front), was, nil, moved)
+		was = nil
+	}
+	if !serves {
+		return
+	}
+	p := seated(f, hostUID(f), f.External)
+	p.Host, p.State, p.Declared = f.External, Serving, f.Declared
+	rec.host = &Standing{Front: f}
+	for _, decl := range f.Declared {
+		rec.host.Ports = append(rec.host.Ports, decl.Port)
+	}
+	if old := d.pods[p.UID]; old == nil || !old.Equal(p) {
+		d.upsertPod(p)
+	}
+	d.fronts.move(p.UID, was, rec.host, moved)
+}
+
+func hostUID(f *Front) string { return f.UID + "/host" }
+
+// seated is a stand-in at a place of the Service.
+func seated(f *Front, uid, at string) *Pod {
+	return &Pod{
+		Common: &Common{
+			Namespace: f.Namespace, Owner: OwnerKey{UID: f.UID}, OwnerName: "Service/" + f.Name,
+			Workload: Workload{Namespace: f.Namespace, Kind: "Service", Name: f.Name}, Export: f.Export,
+		},
+		UID: uid, Name: f.Name + "@" + at, Created: f.Created, HostNetwork: true,
+	}
+}
+
 func seatUID(f *Front, s *Slice, a netip.Addr) string {
 	return f.UID + "/" + s.Name + "/" + a.String()
 }
 
 // standIn is nil for an address that gets no calls.
 func standIn(f *Front, s *Slice, e Endpoint, a netip.Addr) *Pod {
-	p := &Pod{
-		Common: &Common{
-			Namespace: f.Namespace, Owner: OwnerKey{UID: f.UID}, OwnerName: "Service/" + f.Name,
-			Workload: Workload{Namespace: f.Namespace, Kind: "Service", Name: f.Name},
-		},
-		UID: seatUID(f, s, a), Name: f.Name + "@" + a.String(), Zone: e.Zone,
-		Created: f.Created, Addr: a, HostNetwork: true,
-	}
+	p := seated(f, seatUID(f, s, a), a.String())
+	p.Addr, p.Zone = a, e.Zone
 	switch {
 	case e.Ready:
 		p.State = Serving

@@ -158,3 +158,96 @@ func TestAddressesGoOverToAServiceThatIsCreatedAgain(t *testing.T) {
 		t.Errorf("it selects pods now: %+v", o)
 	}
 }
+
+// host is an ExternalName Service.
+func host(name string, declared ...nodecache.Declared) *nodecache.Front {
+	return front("bank", 1, func(f *nodecache.Front) {
+		f.Type, f.Selects, f.External, f.Declared = "ExternalName", false, name, declared
+	})
+}
+
+func TestNameOfADeclaringExternalNameServiceIsAnOwner(t *testing.T) {
+	declared := nodecache.Declared{Port: 443, Services: []string{"bank.Accounts"}}
+	steps := []func(*nodecache.Directory){
+		func(d *nodecache.Directory) { d.UpsertFront(host("bank.example.com", declared)) },
+		// Somebody wrote slices for it: no pod and no address stands behind it.
+		func(d *nodecache.Directory) { d.UpsertSlice(slice("bank-1", "bank", "a")) },
+		func(d *nodecache.Directory) { d.UpsertSlice(bankSlice("bank-2", "192.0.2.2")) },
+		func(d *nodecache.Directory) { d.UpsertPod(pod("a", "192.0.2.1")) },
+	}
+	at := func(o *nodecache.Owner) string {
+		var out []string
+		for _, tg := range o.Targets("bank.Accounts") {
+			out = append(out, fmt.Sprintf("%s:%d %s", tg.Pod.Host, tg.Addr.Port(), tg.Pod.State))
+		}
+		return strings.Join(out, ", ")
+	}
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 0, 3, 2}} {
+		d := nodecache.New(nodecache.Options{})
+		s := subscribe(t, d)
+		for _, i := range order {
+			steps[i](d)
+		}
+		if keys := s.Poll(); !slices.Contains(keys, bank) {
+			t.Errorf("%v: told of %v", order, keys)
+		}
+		o := d.Owner(bank)
+		if got, want := at(o), "bank.example.com:443 serving"; got != want {
+			t.Errorf("%v: at %s, want %s", order, got, want)
+		}
+		if o.Knowledge != nodecache.Known || o.Origin != nodecache.OriginDeclared || len(o.Behind) != 1 || !o.Behind[0].Leads(443) ||
+			o.Workload.Kind != "Service" || !o.Created.Equal(bankFront().Created) {
+			t.Errorf("%v: owner %+v", order, o)
+		}
+		if o.WhyNotAsked("") == "" || len(o.Pods[0].DialPorts()) != 0 {
+			t.Errorf("%v: it may be asked", order)
+		}
+		if a := d.Owner(key); len(a.Behind) != 0 {
+			t.Errorf("%v: a pod stands behind the name: %+v", order, a.Behind)
+		}
+
+		moved := host("b.example.com", declared)
+		d.UpsertFront(moved)
+		if got := at(d.Owner(bank)); got != "b.example.com:443 serving" || d.Owner(bank).Behind[0].Front != moved {
+			t.Errorf("%v: moved: at %s", order, got)
+		}
+		// The same Service becomes one of addresses, and a name again.
+		d.UpsertFront(bankFront(declared))
+		if got, want := targets(d, "bank.Accounts"), "192.0.2.2:443 serving"; got != want {
+			t.Errorf("%v: of addresses: %s, want %s", order, got, want)
+		}
+		wantBehind(t, d, "bank[50051]")
+		d.UpsertFront(moved)
+		if got := at(d.Owner(bank)); got != "b.example.com:443 serving" {
+			t.Errorf("%v: a name again: at %s", order, got)
+		}
+		wantBehind(t, d, "")
+		// Created again, it is another owner.
+		again := host("c.example.com", declared)
+		again.UID = "uid-again"
+		d.UpsertFront(again)
+		if o := d.Owner(bank); len(o.Pods) != 0 || len(o.Behind) != 0 {
+			t.Errorf("%v: the old owner: %+v", order, o)
+		}
+		if got := at(d.Owner(nodecache.OwnerKey{UID: "uid-again"})); got != "c.example.com:443 serving" {
+			t.Errorf("%v: created again: at %s", order, got)
+		}
+		// Without a declaration nothing is there.
+		silent := host("c.example.com")
+		silent.UID = "uid-again"
+		d.UpsertFront(silent)
+		if o := d.Owner(nodecache.OwnerKey{UID: "uid-again"}); len(o.Pods) != 0 {
+			t.Errorf("%v: it declares nothing: %+v", order, o)
+		}
+		d.UpsertFront(again)
+		d.RemoveFront(again.Key())
+		d.RemoveSlice(nodecache.Name{Namespace: "prod", Name: "bank-1"})
+		d.RemoveSlice(nodecache.Name{Namespace: "prod", Name: "bank-2"})
+		d.RemovePod("a")
+		d.Expire(time.Now().Add(2 * keep))
+		s.Close()
+		if left := d.Sizes(); len(left) > 0 {
+			t.Errorf("%v: left behind %v", order, left)
+		}
+	}
+}

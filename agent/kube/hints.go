@@ -81,7 +81,7 @@ func (t *template) declared(a annotation, hints []nodecache.Hint) []nodecache.De
 
 // parseDeclared reads PORT=SERVICE,SERVICE;PORT=SERVICE. A port may stand
 // before any service and holds until the next port or semicolon; where none
-// stands, the one hinted port is meant.
+// stands, the only one of the hints is meant.
 func parseDeclared(value string, hints []nodecache.Hint) ([]nodecache.Declared, error) {
 	byPort := map[uint16][]string{}
 	for group := range strings.SplitSeq(value, ";") {
@@ -101,7 +101,7 @@ func parseDeclared(value string, hints []nodecache.Hint) ([]nodecache.Declared, 
 			}
 			if port == 0 {
 				if len(hints) != 1 {
-					return nil, fmt.Errorf("service %q has no port, and the pod has %d hinted ports", service, len(hints))
+					return nil, fmt.Errorf("service %q has no port, and there are %d that it could be on", service, len(hints))
 				}
 				port = hints[0].Port
 			}
@@ -151,23 +151,32 @@ func (t *template) exports(a annotation) string {
 	if !a.there {
 		return ""
 	}
+	to, bad := parseExport(a.value)
+	for _, why := range bad {
+		t.note(ExportAnnotation, a.value, "%s", why)
+	}
+	return to
+}
+
+// parseExport reads a list of namespaces, and says what in it is none.
+func parseExport(value string) (export string, bad []string) {
 	var to []string
-	for ns := range strings.SplitSeq(a.value, ",") {
+	for ns := range strings.SplitSeq(value, ",") {
 		switch ns = strings.TrimSpace(ns); {
 		case ns == nodecache.ExportAll:
-			return nodecache.ExportAll
+			return nodecache.ExportAll, bad
 		case ns == "":
 		case len(validation.IsDNS1123Label(ns)) > 0:
-			t.note(ExportAnnotation, a.value, "%q is not a namespace", ns)
+			bad = append(bad, fmt.Sprintf("%q is not a namespace", ns))
 		default:
 			to = append(to, ns)
 		}
 	}
 	if to == nil {
-		return nodecache.ExportNone
+		return nodecache.ExportNone, bad
 	}
 	slices.Sort(to)
-	return strings.Join(slices.Compact(to), ",")
+	return strings.Join(slices.Compact(to), ","), bad
 }
 
 // collect reads what the pod says of being asked.

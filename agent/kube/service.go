@@ -2,6 +2,7 @@ package kube
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 )
@@ -50,7 +52,7 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 		Type:      shared(string(s.Spec.Type)),
 		Selects:   len(s.Spec.Selector) > 0,
 		NotReady:  s.Spec.PublishNotReadyAddresses,
-		External:  strings.Clone(s.Spec.ExternalName),
+		External:  strings.Clone(strings.TrimSuffix(s.Spec.ExternalName, ".")),
 		Created:   s.CreationTimestamp.UTC(),
 	}
 	if f.Type == "" {
@@ -67,20 +69,6 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 			f.ClusterIPs = append(f.ClusterIPs, a)
 		}
 	}
-	if text, there := s.Annotations[ServicesAnnotation]; there {
-		var why error
-		switch {
-		case f.External != "":
-			why = errors.New("a name outside the cluster is not served")
-		case f.Selects:
-			why = errors.New("pods say themselves what they serve")
-		default:
-			f.Declared, why = parseDeclared(text, []nodecache.Hint{{}})
-		}
-		if why != nil {
-			f.Ignored = ignored(ServicesAnnotation, text, why.Error())
-		}
-	}
 	for i := range s.Spec.Ports {
 		p := &s.Spec.Ports[i]
 		if p.Protocol != "" && p.Protocol != corev1.ProtocolTCP || p.Port < 1 || p.Port > 65535 {
@@ -88,7 +76,55 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 		}
 		f.Ports = append(f.Ports, nodecache.FrontPort{Name: shared(p.Name), AppProtocol: shared(value(p.AppProtocol)), Port: uint16(p.Port)})
 	}
+	declare(f, s.Annotations)
 	return f
+}
+
+// declare reads what the Service says of the places that are no pods.
+func declare(f *nodecache.Front, annotations map[string]string) {
+	text, there := annotations[ServicesAnnotation]
+	if !there {
+		return
+	}
+	var why error
+	switch {
+	case f.External != "":
+		if why = checkHost(f.External); why == nil {
+			var ports []nodecache.Hint
+			for _, p := range f.Ports {
+				ports = append(ports, nodecache.Hint{Port: p.Port})
+			}
+			f.Declared, why = parseDeclared(text, ports)
+		}
+	case f.Selects:
+		why = errors.New("pods say themselves what they serve")
+	default:
+		f.Declared, why = parseDeclared(text, []nodecache.Hint{{}})
+	}
+	if why != nil {
+		f.Ignored = ignored(ServicesAnnotation, text, why.Error())
+		return
+	}
+	if to, there := annotations[ExportAnnotation]; there {
+		var bad []string
+		if f.Export, bad = parseExport(to); len(bad) > 0 {
+			f.Ignored = ignored(ExportAnnotation, to, strings.Join(bad, "; "))
+		}
+	}
+}
+
+// checkHost returns an error for what is no DNS name (RFC 1123), or what a
+// resolver could take for an IPv4 address in one of its old forms: that of a
+// name whose last label is a number (WHATWG URL, "ends in a number").
+func checkHost(name string) error {
+	if why := validation.IsDNS1123Subdomain(name); len(why) > 0 {
+		return fmt.Errorf("externalName %.70q is not a DNS name: %s", name, why[0])
+	}
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if strings.Trim(last, "0123456789") == "" || strings.HasPrefix(last, "0x") {
+		return fmt.Errorf("externalName %.70q is an address, not a DNS name: write it into an EndpointSlice of a Service without a selector", name)
+	}
+	return nil
 }
 
 // ConvertSlice makes the record of an EndpointSlice. Nothing in it refers to

@@ -47,6 +47,31 @@ func TestServicesAreKeptSmall(t *testing.T) {
 	}
 }
 
+func external(host string, ports ...int32) corev1.ServiceSpec {
+	s := corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: host}
+	for _, p := range ports {
+		s.Ports = append(s.Ports, corev1.ServicePort{Port: p})
+	}
+	return s
+}
+
+func TestServiceSaysToWhomItsDeclarationIsExported(t *testing.T) {
+	for _, c := range []struct{ services, export, want, ignored string }{
+		{"1=bank.A", "web,ops", "ops,web", ""},
+		{"1=bank.A", "*", "*", ""},
+		{"1=bank.A", "", "-", ""},
+		{"1=bank.A", "web,No/One", "web", `"No/One" is not a namespace`},
+		{"bank A", "web", "", "is not the full name"}, // there is nothing to export
+	} {
+		f := kube.ConvertService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{
+			kube.ServicesAnnotation: c.services, kube.ExportAnnotation: c.export,
+		}}, Spec: external("bank.example.com")})
+		if f.Export != c.want || !strings.Contains(f.Ignored, c.ignored) || (c.ignored == "") != (f.Ignored == "") {
+			t.Errorf("%+v: export %q, ignored %q", c, f.Export, f.Ignored)
+		}
+	}
+}
+
 func TestServiceWithoutASelectorDeclaresWhatIsBehindIt(t *testing.T) {
 	for _, c := range []struct {
 		text    string
@@ -59,7 +84,20 @@ func TestServiceWithoutASelectorDeclaresWhatIsBehindIt(t *testing.T) {
 		{"0=bank.A", corev1.ServiceSpec{}, nil, "is not a port"},
 		{"", corev1.ServiceSpec{}, nil, "is not the full name"},
 		{"bank.A", corev1.ServiceSpec{Selector: map[string]string{"a": "b"}}, nil, "pods say themselves"},
-		{"bank.A", corev1.ServiceSpec{Type: "ExternalName", ExternalName: "bank.example.com"}, nil, "a name outside the cluster is not served"},
+		{"bank.A", corev1.ServiceSpec{Type: "ExternalName", ExternalName: "bank.example.com"}, nil, "has no port, and there are 0"},
+		{"bank.A", external("bank.example.com", 443, 80), nil, "has no port, and there are 2"},
+		{"bank.A", external("bank.example.com", 443), []nodecache.Declared{{Port: 443, Services: []string{"bank.A"}}}, ""},
+		{"9000=bank.A", external("bank.example.com.", 443), []nodecache.Declared{{Port: 9000, Services: []string{"bank.A"}}}, ""},
+		{"9000=bank.A", external("localhost"), []nodecache.Declared{{Port: 9000, Services: []string{"bank.A"}}}, ""},
+		{"9000=bank.A", external("192.0.2.1"), nil, "is an address, not a DNS name"},
+		{"9000=bank.A", external("127.1"), nil, "is an address, not a DNS name"},
+		{"9000=bank.A", external("2130706433"), nil, "is an address, not a DNS name"},
+		{"9000=bank.A", external("127.0x1"), nil, "is an address, not a DNS name"},
+		{"9000=bank.A", external("fd00::1"), nil, "is not a DNS name"},
+		{"9000=bank.A", external("bank..com"), nil, "is not a DNS name"},
+		{"9000=bank.A", external("bank.example.com:443"), nil, "is not a DNS name"},
+		{"9000=bank.A", external("unix:/run/ads.sock"), nil, "is not a DNS name"},
+		{"9000=bank.A", external(strings.Repeat("a.", 127) + "bank"), nil, "is not a DNS name"},
 	} {
 		f := kube.ConvertService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.ServicesAnnotation: c.text}}, Spec: c.spec})
 		if !reflect.DeepEqual(f.Declared, c.want) || !strings.Contains(f.Ignored, c.ignored) || (c.ignored == "") != (f.Ignored == "") {

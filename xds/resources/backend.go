@@ -54,11 +54,15 @@ func backendOf(kind nodecache.RouteKind, m *nodecache.RouteMatch, b nodecache.Ro
 }
 
 // portOf returns the port of the Service, false if it has none of that number
-// or is but another name for a host (ExternalName), which no call may follow
+// (a headless one without ports has every port: its name means whole pods) or is
+// but another name for a host (ExternalName), which no call may follow
 // (kubernetes CVE-2021-25740 tells why).
 func portOf(f *nodecache.Front, port uint16) (nodecache.FrontPort, bool) {
 	if f == nil || f.External != "" {
 		return nodecache.FrontPort{}, false
+	}
+	if f.Headless && len(f.Ports) == 0 {
+		return nodecache.FrontPort{Port: port}, true
 	}
 	for _, p := range f.Ports {
 		if p.Port == port {

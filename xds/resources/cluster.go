@@ -46,6 +46,18 @@ func cluster(name string) *clusterv3.Cluster {
 	}
 }
 
+// hostCluster follows one DNS name, which each client resolves for itself: one
+// connection to one of its addresses at a time, of either family (gRFC A37 for
+// gRPC, which knows no other kind of DNS cluster).
+func hostCluster(name string, e endpoint) *clusterv3.Cluster {
+	c := cluster(name)
+	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
+	c.EdsClusterConfig = nil
+	c.DnsLookupFamily = clusterv3.Cluster_ALL
+	c.LoadAssignment = assignment(name, []endpoint{e})
+	return c
+}
+
 // http2Upstream pings a connection every 6 minutes, and closes it after 5
 // idle ones: Envoy pings idle connections too, and a gRPC server answers pings
 // faster than 5 minutes with GOAWAY by default (gRFC A8). The jitter that
@@ -124,7 +136,7 @@ func assignment(name string, endpoints []endpoint) *endpointv3.ClusterLoadAssign
 		lbs[i] = &endpointv3.LbEndpoint{
 			HealthStatus: health,
 			HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
-				Address: tcpAddress(e.addr.Addr().String(), e.addr.Port()),
+				Address: e.address(),
 			}},
 		}
 	}

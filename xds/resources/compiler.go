@@ -278,17 +278,33 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	}
 	s.from = from
 	name, scope := clusterName(id.namespace, id.name), xds.NamespaceScope(id.namespace)
-	if s.cluster == nil {
-		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, nil, u)
-		if !taken(id.name) {
-			s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
-				func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
-		}
+	if s.cluster == nil && !taken(id.name) {
+		s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
+			func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
 	}
 	provider, _ := s.split(id.name)
 	c.provided(id, s, provider[0].Workload)
-	s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope},
-		func() proto.Message { return assignment(name, endpoints(id.name, provider)) }, s.cla, u)
+	es, host := endpoints(id.name, provider), ""
+	if len(es) > 0 && es[0].host != "" {
+		host = es[0].String()
+	}
+	if s.cluster == nil || s.host != host {
+		s.host = host
+		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message {
+			if host != "" {
+				return hostCluster(name, es[0])
+			}
+			return cluster(name)
+		}, s.cluster, u)
+	}
+	switch {
+	case host == "":
+		s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, s.cla, u)
+	case s.cla != nil:
+		// A client keeps what it has until its new cluster is ready.
+		u.Remove = append(u.Remove, s.cla.ID)
+		s.cla = nil
+	}
 }
 
 // build needs mu. It returns what is published under the id from now on: the

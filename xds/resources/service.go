@@ -6,7 +6,11 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -34,15 +38,38 @@ type service struct {
 	// that export it.
 	from     map[nodecache.OwnerKey]*nodecache.Owner
 	provider nodecache.Workload // the first one, when it was compiled last
+	host     string             // host:port of a cluster that follows a DNS name; else empty
 	// What is published, nil where nothing is.
 	cluster, cla, api *xds.Resource
 }
 
 // endpoint is one address of a service.
 type endpoint struct {
-	addr     netip.AddrPort
+	addr     netip.AddrPort // the port alone where there is a host
+	host     string         // a DNS name; the provider has no other endpoint
 	pod      *nodecache.Pod
 	presumed bool
+}
+
+// String is ip:port or host:port.
+func (e endpoint) String() string {
+	if e.host != "" {
+		return e.host + ":" + strconv.Itoa(int(e.addr.Port()))
+	}
+	return e.addr.String()
+}
+
+// address ends a host with a dot: as the CNAME that it stands for, it is not to
+// be looked for in the caller's search domains. One label alone (localhost)
+// stands without the dot in /etc/hosts, where resolvers compare it so.
+func (e endpoint) address() *corev3.Address {
+	switch {
+	case e.host == "":
+		return tcpAddress(e.addr.Addr().String(), e.addr.Port())
+	case strings.Contains(e.host, "."):
+		return tcpAddress(e.host+".", e.addr.Port())
+	}
+	return tcpAddress(e.host, e.addr.Port())
 }
 
 func (e endpoint) serving() bool { return e.pod.State == nodecache.Serving }
@@ -181,8 +208,8 @@ func endpoints(name string, owners []*nodecache.Owner) []endpoint {
 	var es []endpoint
 	for _, o := range owners {
 		for _, t := range o.Targets(name) {
-			if t.Pod.State != nodecache.Absent && t.Addr.IsValid() && t.Addr.Port() != 0 {
-				es = append(es, endpoint{addr: t.Addr, pod: t.Pod, presumed: t.Presumed != nil})
+			if t.Pod.State != nodecache.Absent && (t.Addr.IsValid() || t.Pod.Host != "") && t.Addr.Port() != 0 {
+				es = append(es, endpoint{addr: t.Addr, host: t.Pod.Host, pod: t.Pod, presumed: t.Presumed != nil})
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -27,12 +28,25 @@ type ServiceView struct {
 
 // EndpointView is one endpoint of a [ServiceView].
 type EndpointView struct {
-	Address string `json:"address"` // ip:port
-	Pod     string `json:"pod"`     // namespace/name
+	// Address is ip:port, or host:port of an ExternalName Service.
+	Address string `json:"address"`
+	Pod     string `json:"pod"` // namespace/name; empty where the address is a host's
 	Node    string `json:"node"`
 	// State is serving or draining, or [StatePresumed].
 	State string             `json:"state"`
 	Owner nodecache.OwnerKey `json:"-"`
+}
+
+// ByName tells whether it is a host that clients resolve themselves, by what
+// stands in the cluster: there are no endpoints to be sent.
+func (e *EndpointView) ByName() bool { return e.Pod == "" }
+
+// String says where it is.
+func (e *EndpointView) String() string {
+	if e.ByName() {
+		return e.Address + ", by its DNS name"
+	}
+	return fmt.Sprintf("%s pod %s on node %q", e.Address, e.Pod, e.Node)
 }
 
 // StatePresumed is the state of a serving pod of which it is presumed that it
@@ -71,9 +85,11 @@ func (s *service) view(id serviceID) ServiceView {
 		v.Order = append(v.Order, c.String())
 	}
 	for _, e := range endpoints(id.name, provider) {
-		v.Endpoints = append(v.Endpoints, EndpointView{
-			Address: e.addr.String(), Pod: e.pod.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner,
-		})
+		ep := EndpointView{Address: e.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner}
+		if e.host == "" {
+			ep.Pod = e.pod.String()
+		}
+		v.Endpoints = append(v.Endpoints, ep)
 	}
 	return v
 }
