@@ -218,7 +218,7 @@ func (p *Pod) Compare(q *Pod) int {
 func (p *Pod) shy() bool { return p.CollectOff || p.Unready || p.HostNetwork && !p.CollectOn }
 
 // absent tells whether the directory does not hold such a pod.
-func (p *Pod) absent() bool { return p.State == Absent || !p.Addr.IsValid() }
+func (p *Pod) absent() bool { return p.State == Absent || !p.Addr.IsValid() && p.Host == "" }
 
 func (p *Pod) declares(port uint16) bool {
 	for _, d := range p.Declared {

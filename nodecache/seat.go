@@ -57,9 +57,7 @@ func (d *Directory) seatHost(rec *frontRecord, f *Front, moved moves) {
 	for _, decl := range f.Declared {
 		rec.host.Ports = append(rec.host.Ports, decl.Port)
 	}
-	if old := d.pods[p.UID]; old == nil || !old.Equal(p) {
-		d.upsertPod(p)
-	}
+	d.upsertPod(p, d.pods[p.UID])
 	d.fronts.move(p.UID, was, rec.host, moved)
 }
 
