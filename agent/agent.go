@@ -63,7 +63,9 @@ type Agent struct {
 	journal   *journal.Journal
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
-	invalid    prometheus.Counter
+	// collectorSpared ends what spareCollector began.
+	collectorSpared func()
+	invalid         prometheus.Counter
 
 	instance *socket.Socket // this process's own admin socket
 	// front is what holds the names, or held them last; nil while another agent
@@ -97,7 +99,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if err != nil {
 		return nil, &UsageError{Err: err}
 	}
-	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid(), journal: journal.New(0)}
+	a := &Agent{config: c, log: c.Logger(), registry: prometheus.NewRegistry(), dir: nodecache.New(nodecache.Options{}), gate: gate{opened: make(chan struct{})}, invalid: newInvalid(), journal: journal.New(0), collectorSpared: func() {}}
 	told := witness{a.journal}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.store = kube.NewStore(a.dir, a.log)

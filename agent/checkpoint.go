@@ -33,7 +33,7 @@ const (
 
 // versioned is a source whose pods can be saved.
 type versioned interface {
-	Resume(nodecache.Unit)
+	Resume(nodecache.Unit) bool
 	Checkpoint(context.Context) (nodecache.Unit, error)
 	Version() uint64
 }
@@ -92,7 +92,9 @@ func (a *Agent) restore() []nodecache.SavedPast {
 		a.log.Info("restored from the checkpoint", "owners", n)
 	}
 	if s, ok := a.source.(versioned); ok {
-		s.Resume(saved.Pods)
+		if s.Resume(saved.Pods) {
+			a.collectorSpared = spareCollector()
+		}
 	}
 	return saved.Past
 }

@@ -109,14 +109,46 @@ func (d *Directory) UpsertPod(p *Pod, replaces ...string) Reservation {
 			d.removePod(uid, nil)
 		}
 	}
-	if p.State == Absent || !p.Addr.IsValid() {
-		d.removePod(p.UID, nil)
-		return Reservation{}
+	return d.upsertPod(p, d.pods[p.UID])
+}
+
+// UpsertPods is [Directory.UpsertPod] of each, in one visible step. Readers wait
+// for all of them: they should be few. Pods of one owner cost less where they
+// stand together.
+func (d *Directory) UpsertPods(pods []*Pod) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for len(pods) > 0 {
+		n := 1
+		for n < len(pods) && pods[n].Owner == pods[0].Owner {
+			n++
+		}
+		d.upsertSome(pods[:n])
+		pods = pods[n:]
 	}
-	if old := d.pods[p.UID]; old != nil && old.Equal(p) {
-		return Reservation{Key: p.Owner, Generation: d.owners[p.Owner].generation}
+}
+
+// upsertSome needs mu. The pods are of one owner.
+func (d *Directory) upsertSome(pods []*Pod) {
+	key, added := pods[0].Owner, false
+	var rec *record
+	for _, p := range pods {
+		if old := d.pods[p.UID]; old != nil || p.absent() {
+			d.upsertPod(p, old)
+			rec = nil // it may have ended
+			continue
+		}
+		if rec == nil {
+			rec = d.recordOf(p)
+		}
+		d.join(rec, p)
+		d.add(rec, p)
+		d.changedBehind(p)
+		added = true
 	}
-	return d.upsertPod(p)
+	if added {
+		d.changed(key)
+	}
 }
 
 // Expect makes room for so many pods, if the directory has none: without it
@@ -136,21 +168,40 @@ func (d *Directory) RemovePod(uid string) {
 	d.removePod(uid, nil)
 }
 
-// upsertPod needs mu.
-func (d *Directory) upsertPod(p *Pod) Reservation {
-	rec := d.owners[p.Owner]
-	if rec == nil {
-		rec = d.reserve(p.Owner, p.Workload)
+// upsertPod needs mu. old is what the directory holds under the pod's UID.
+func (d *Directory) upsertPod(p, old *Pod) Reservation {
+	if p.absent() {
+		d.removePod(p.UID, nil)
+		return Reservation{}
 	}
+	if old != nil && old.Equal(p) {
+		return Reservation{Key: p.Owner, Generation: d.owners[p.Owner].generation}
+	}
+	rec := d.recordOf(p)
 	d.join(rec, p)
-	d.removePod(p.UID, rec)
+	if old != nil {
+		d.removePod(p.UID, rec)
+	}
+	d.add(rec, p)
+	d.changedPod(p)
+	return Reservation{Key: p.Owner, Generation: rec.generation}
+}
+
+// recordOf needs mu. It returns the record of the pod's owner.
+func (d *Directory) recordOf(p *Pod) *record {
+	if rec := d.owners[p.Owner]; rec != nil {
+		return rec
+	}
+	return d.reserve(p.Owner, p.Workload)
+}
+
+// add needs mu. It adds a pod whose UID is not held.
+func (d *Directory) add(rec *record, p *Pod) {
 	rec.insert(p)
 	d.pods[p.UID] = p
 	d.states[p.State]++
 	rec.created, rec.oldest = earlier(rec.created, p.Created), earlier(rec.oldest, p.Created)
 	d.claim(p)
-	d.changedPod(p)
-	return Reservation{Key: p.Owner, Generation: rec.generation}
 }
 
 // reserve needs mu. It begins a generation of an owner that has no record;

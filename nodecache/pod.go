@@ -217,6 +217,9 @@ func (p *Pod) Compare(q *Pod) int {
 // shy pods are not asked on any port.
 func (p *Pod) shy() bool { return p.CollectOff || p.Unready || p.HostNetwork && !p.CollectOn }
 
+// absent tells whether the directory does not hold such a pod.
+func (p *Pod) absent() bool { return p.State == Absent || !p.Addr.IsValid() && p.Host == "" }
+
 func (p *Pod) declares(port uint16) bool {
 	for _, d := range p.Declared {
 		if d.Port == port {

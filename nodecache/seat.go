@@ -29,9 +29,7 @@ func (d *Directory) seat(rec *sliceRecord, f *Front) {
 	}
 	rec.seats = nil
 	for uid, p := range want {
-		if old := d.pods[uid]; old == nil || !old.Equal(p) {
-			d.upsertPod(p)
-		}
+		d.upsertPod(p, d.pods[uid])
 		if rec.seats == nil {
 			rec.seats = make(map[string]struct{}, len(want))
 		}
@@ -59,9 +57,7 @@ func (d *Directory) seatHost(rec *frontRecord, f *Front, moved moves) {
 	for _, decl := range f.Declared {
 		rec.host.Ports = append(rec.host.Ports, decl.Port)
 	}
-	if old := d.pods[p.UID]; old == nil || !old.Equal(p) {
-		d.upsertPod(p)
-	}
+	d.upsertPod(p, d.pods[p.UID])
 	d.fronts.move(p.UID, was, rec.host, moved)
 }
 

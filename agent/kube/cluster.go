@@ -234,12 +234,22 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 			h.failed(err)
 		}
 	}
+	var turn turn
+	listing := func(ctx context.Context) error {
+		h.listing()
+		if resume.behind() {
+			return nil
+		}
+		return turn.wait(ctx, h, relistSpread(c.store.Len()))
+	}
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			if list := resume.list(); list != nil {
 				return list, nil
 			}
-			h.listing()
+			if err := listing(ctx); err != nil {
+				return nil, err
+			}
 			list, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Do(ctx).Get()
 			if err != nil {
 				failed(ctx, err)
@@ -257,7 +267,9 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 				resume.shorten(&o)
 			}
 			if lists {
-				h.listing()
+				if err := listing(ctx); err != nil {
+					return nil, err
+				}
 			}
 			w, err := client.Get().Resource(resource).VersionedParams(&o, metav1.ParameterCodec).Watch(ctx)
 			switch {
@@ -354,10 +366,17 @@ func (c *Cluster) listed(objects []object) {
 		c.queue.replace(objects, c.store.names, func(key name) bool { return key.namespace != "" })
 		return
 	}
-	c.store.expect(len(objects))
-	for _, o := range objects {
-		c.applyChange(o.key(), change{object: o})
+	records := make([]*Record, len(objects))
+	for i, o := range objects {
+		records[i] = o.(*Record)
 	}
+	owners, of := byOwner(records)
+	records = records[:0]
+	for _, t := range owners {
+		records = append(records, of[t]...)
+	}
+	c.store.expect(len(records))
+	c.store.UpsertAll(records)
 }
 
 func (c *Cluster) namespaceNames() []name {

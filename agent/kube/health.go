@@ -13,11 +13,11 @@ type health struct {
 	log  *slog.Logger
 
 	// mu guards what follows.
-	mu     sync.Mutex
-	listed bool      // a list was complete once
-	since  time.Time // of the first trouble; zero while up to date
-	err    string    // empty while only the end of a list is awaited
-	told   string
+	mu       sync.Mutex
+	complete int       // lists
+	since    time.Time // of the first trouble; zero while up to date
+	err      string    // empty while only the end of a list is awaited
+	told     string
 }
 
 // listing is called where a list begins: until it is complete, what is held
@@ -54,7 +54,9 @@ func (h *health) failed(err error) {
 func (h *health) current(list bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.listed = h.listed || list
+	if list {
+		h.complete++
+	}
 	h.since, h.err = time.Time{}, ""
 	if h.told != "" {
 		h.told = ""
@@ -62,11 +64,18 @@ func (h *health) current(list bool) {
 	}
 }
 
+// lists is how many lists were complete.
+func (h *health) lists() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.complete
+}
+
 // idle is called where the watch has ended, since there is nothing to watch.
 func (h *health) idle() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.listed, h.since, h.err, h.told = false, time.Time{}, "", ""
+	h.complete, h.since, h.err, h.told = 0, time.Time{}, "", ""
 }
 
 // trouble returns since when the watch is not up to date, and why. The time is
@@ -79,9 +88,9 @@ func (h *health) trouble() (time.Time, string) {
 	}
 	err := h.err
 	switch {
-	case !h.listed && err == "":
+	case h.complete == 0 && err == "":
 		err = fmt.Sprintf("not synced for %ds", int(time.Since(h.since).Seconds()))
-	case !h.listed:
+	case h.complete == 0:
 		err = fmt.Sprintf("not synced for %ds: %s", int(time.Since(h.since).Seconds()), err)
 	case err == "":
 		err = "the server has not ended its list"

@@ -3,6 +3,8 @@ package kube
 import (
 	"context"
 	"fmt"
+	"io"
+	"log/slog"
 	"runtime"
 	"slices"
 	"testing"
@@ -75,7 +77,8 @@ func TestQueueKeepsNoRoomForAList(t *testing.T) {
 // reader that never rests: its longest wait is that of the lock, the scheduler
 // and the collector together. "busy" is the same reader beside one who computes
 // without any lock, "indexer" beside the store of a stock informer. What does not
-// depend on who else runs is the longest hold, of "store-hold" and "indexer": the
+// depend on who else runs is the longest hold, of "store-hold", "first-hold" (the
+// first list, which is put in in portions) and "indexer": the
 // most processor time that the writer, alone, spent on what it does under one
 // hold of its locks, or somewhat more.
 func BenchmarkReplace50k(b *testing.B) {
@@ -118,6 +121,25 @@ func BenchmarkReplace50k(b *testing.B) {
 	}
 	b.Run("store", func(b *testing.B) { store(b, true) })
 	b.Run("store-hold", func(b *testing.B) { store(b, false) })
+	b.Run("first-hold", func(b *testing.B) {
+		var holds []time.Duration
+		for b.Loop() {
+			records := make([]*Record, n)
+			for i, o := range manyRecords(b, n) {
+				records[i] = o.(*Record)
+			}
+			store := newBench().c.store
+			store.expect(n)
+			runtime.LockOSThread()
+			for some := range slices.Chunk(records, bulk) {
+				began := threadTime(b)
+				store.upsertSome(some)
+				holds = append(holds, threadTime(b)-began)
+			}
+			runtime.UnlockOSThread()
+		}
+		reportHolds(b, holds)
+	})
 	b.Run("busy", func(b *testing.B) {
 		longestRead(b, func() {}, func() {
 			for began := time.Now(); time.Since(began) < time.Second/2; {
@@ -257,4 +279,39 @@ func BenchmarkMemory50k(b *testing.B) {
 		runtime.KeepAlive(full)
 	}
 	b.ReportMetric(0, "ns/op")
+}
+
+// counter notes how many pods readers saw at each line of the log.
+type counter struct {
+	slog.Handler
+	store *Store
+	seen  []int
+}
+
+func (c *counter) Handle(context.Context, slog.Record) error {
+	c.seen = append(c.seen, c.store.Len(), c.store.dir.Counts().Pods[nodecache.Serving])
+	return nil
+}
+
+// The first pods are put in together, but not so many that readers wait: each
+// of these has a note of its own, which is logged before it is put in.
+func TestFirstListIsPutInInPortions(t *testing.T) {
+	const n = 1000
+	c := &counter{Handler: slog.NewTextHandler(io.Discard, nil)}
+	c.store = NewStore(nodecache.New(nodecache.Options{}), slog.New(c))
+	records := make([]*Record, n)
+	for i := range records {
+		p := servingPod(fmt.Sprintf("a-%d", i), fmt.Sprintf("u-%d", i), fmt.Sprintf("10.0.%d.%d", i>>8, i&255))
+		p.Annotations = map[string]string{"fingerpost.dev/grpc-port": fmt.Sprintf("no-%d", i)}
+		records[i] = Convert(p)
+	}
+	c.store.UpsertAll(records)
+	if len(c.seen) != 2*n || c.store.Len() != n || c.store.dir.Counts().Pods[nodecache.Serving] != n {
+		t.Fatalf("%d notes, %d and %d pods", len(c.seen)/2, c.store.Len(), c.store.dir.Counts().Pods[nodecache.Serving])
+	}
+	for i := 2; i < len(c.seen); i++ {
+		if step := c.seen[i] - c.seen[i-2]; step < 0 || step > bulk {
+			t.Errorf("%d pods in one step", step)
+		}
+	}
 }

@@ -66,11 +66,16 @@ var errResumes = errors.New("the checkpoint comes first")
 // Resume gives the source the pods of a checkpoint, before Run. They are used
 // if they are those of this cluster, read by this version of the program, and
 // the API server still knows what happened since; else everything is listed as
-// without them.
-func (c *Cluster) Resume(u nodecache.Unit) {
+// without them. It tells whether they were read by this version.
+func (c *Cluster) Resume(u nodecache.Unit) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stored = u
+	return c.readable(u)
+}
+
+func (c *Cluster) readable(u nodecache.Unit) bool {
+	return u.Version != 0 && strings.HasPrefix(u.Line, c.reader())
 }
 
 // readStored decodes the checkpoint; nil if there is none of use.
@@ -79,7 +84,7 @@ func (c *Cluster) readStored() *resumption {
 	u := c.stored
 	c.stored.Data = nil
 	c.mu.Unlock()
-	if u.Version == 0 || !strings.HasPrefix(u.Line, c.reader()) {
+	if !c.readable(u) {
 		return nil
 	}
 	records, err := decodePods(u.Data)
@@ -146,6 +151,17 @@ func (r *resumption) move(from, to resumeState) bool {
 	}
 	r.state = to
 	return true
+}
+
+// behind tells whether the pods may still be those of the checkpoint: a refusal
+// that comes late must not leave them for long.
+func (r *resumption) behind() bool {
+	if !r.is(resumeAccepted) {
+		return false
+	}
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	return !r.c.currentReached
 }
 
 // list answers the reflector's first list; nil for every other.

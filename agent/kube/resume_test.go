@@ -204,7 +204,9 @@ func TestCheckpointOfAnotherClusterOrProgramIsNotUsed(t *testing.T) {
 			s.set(true, "ADDED", readyPod("a", "ua", "192.0.2.1"))
 			u := checkpointed(t, s)
 			x := resume(t, s, u)
-			x.src.Resume(u)
+			if got := x.src.Resume(u); got != (name != "program") {
+				t.Errorf("read by this version: %t", got)
+			}
 			run(t, x.src)
 			waitSynced(t, x.src)
 			x.waitCurrent(t)

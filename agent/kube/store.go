@@ -85,6 +85,43 @@ func (s *Store) Upsert(r *Record) {
 	s.upsert(r)
 }
 
+// bulk is how many pods are put in at most in one hold of what readers wait for.
+const bulk = 128
+
+// UpsertAll is [Store.Upsert] of each, at less cost where most are new.
+func (s *Store) UpsertAll(records []*Record) {
+	for some := range slices.Chunk(records, bulk) {
+		s.upsertSome(some)
+	}
+}
+
+func (s *Store) upsertSome(records []*Record) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	fresh, rest := make([]*nodecache.Pod, 0, len(records)), []*Record(nil)
+	for i, r := range records {
+		s.report(r)
+		records[i] = s.published(r)
+	}
+	s.mu.Lock()
+	for _, r := range records {
+		key := r.key()
+		if s.pods[key] != nil {
+			rest = append(rest, r)
+			continue
+		}
+		_, off := s.optedOut[r.Namespace]
+		r = r.inNamespace(off)
+		s.pods[key] = r
+		fresh = append(fresh, &r.Pod)
+	}
+	s.mu.Unlock()
+	s.dir.UpsertPods(fresh)
+	for _, r := range rest {
+		s.upsert(r)
+	}
+}
+
 // upsert needs writing.
 func (s *Store) upsert(r *Record) {
 	r = s.published(r)

@@ -40,8 +40,8 @@ type Follower struct {
 
 	// mu guards what follows; the directory is read under it. Run writes.
 	mu        sync.Mutex
-	of        map[nodecache.OwnerKey]nodecache.Workload
-	revisions map[nodecache.Workload]map[nodecache.OwnerKey]*revision
+	of        map[nodecache.OwnerKey]*revision
+	revisions map[nodecache.Workload][]*revision
 }
 
 // service is a gRPC service of one namespace.
@@ -51,13 +51,18 @@ type service struct{ namespace, name string }
 // changed.
 type revision struct {
 	age
+	workload nodecache.Workload
 	name     string
 	services []string
 	origin   nodecache.Origin
 	pods     bool
 	known    bool // services are what a collect or a declaration said
 	complete bool // and all of it
+	*history      // nil: it was not compared yet, as most owners never are
+}
 
+// history is what a revision that is compared is compared with.
+type history struct {
 	first, held []string // services that it had at first, and ever
 	// previous is what it is compared with and since when that was there, base
 	// what it served; zero until there is one.
@@ -76,8 +81,8 @@ func NewFollower(o Options) *Follower {
 			Name: "fingerpost_contract_changes_total", Help: "gRPC services that a revision of a workload serves and the one before it did not, or the other way: added or dropped.",
 		}, []string{"kind"}),
 		claims:    map[service]map[nodecache.OwnerKey]struct{}{},
-		of:        map[nodecache.OwnerKey]nodecache.Workload{},
-		revisions: map[nodecache.Workload]map[nodecache.OwnerKey]*revision{},
+		of:        map[nodecache.OwnerKey]*revision{},
+		revisions: map[nodecache.Workload][]*revision{},
 	}
 	for _, kind := range []string{"added", "dropped"} {
 		f.changes.WithLabelValues(kind)
@@ -117,7 +122,7 @@ func (f *Follower) Run(ctx context.Context) {
 func (f *Follower) Change(key nodecache.OwnerKey) Change {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r := f.revisions[f.of[key]][key]; r != nil {
+	if r := f.of[key]; r != nil && r.history != nil {
 		return r.change
 	}
 	return Change{}
@@ -149,34 +154,33 @@ func (f *Follower) handle(keys []nodecache.OwnerKey, start bool) {
 // take needs mu. It remembers an owner as it is, and adds its workload and
 // services, those that it has lost too.
 func (f *Follower) take(key nodecache.OwnerKey, services map[service]struct{}, workloads map[nodecache.Workload]struct{}) {
-	o, w := f.o.Directory.Owner(key), f.of[key]
+	o, r := f.o.Directory.Owner(key), f.of[key]
 	touch := func(r *revision) {
 		for _, name := range r.services {
-			services[service{w.Namespace, name}] = struct{}{}
+			services[service{r.workload.Namespace, name}] = struct{}{}
 		}
 	}
-	r := f.revisions[w][key]
 	if r != nil {
 		touch(r)
 	}
 	if o == nil || o.Name == "" { // one that only a route names has no name
 		if r != nil {
 			delete(f.of, key)
-			if delete(f.revisions[w], key); len(f.revisions[w]) == 0 {
-				delete(f.revisions, w)
+			mates := f.revisions[r.workload]
+			if mates = slices.DeleteFunc(mates, func(m *revision) bool { return m == r }); len(mates) > 0 {
+				f.revisions[r.workload] = mates
+			} else {
+				delete(f.revisions, r.workload)
 			}
 		}
 		return
 	}
 	if r == nil {
-		r, w = &revision{age: age{key: key}, name: o.Name}, o.Workload
-		f.of[key] = w
-		if f.revisions[w] == nil {
-			f.revisions[w] = map[nodecache.OwnerKey]*revision{}
-		}
-		f.revisions[w][key] = r
+		r = &revision{age: age{key: key}, workload: o.Workload, name: o.Name}
+		f.of[key] = r
+		f.revisions[r.workload] = append(f.revisions[r.workload], r)
 	}
-	workloads[w] = struct{}{}
+	workloads[r.workload] = struct{}{}
 	if !o.Created.IsZero() {
 		r.created = o.Created
 	}
@@ -196,6 +200,9 @@ func (f *Follower) take(key nodecache.OwnerKey, services map[service]struct{}, w
 func (f *Follower) judge(w nodecache.Workload, r *revision, start bool) []Event {
 	if !r.known || !r.pods || w.Kind == "Pod" {
 		return nil
+	}
+	if r.history == nil {
+		r.history = &history{}
 	}
 	before := f.before(w, r)
 	if before != nil && before.known && before.key != r.previous && (r.previous == (nodecache.OwnerKey{}) || before.created.After(r.since)) {
