@@ -351,7 +351,6 @@ func TestFileSourceReadsRoutesOfEveryVersion(t *testing.T) {
 	x.waitRoutes(t, "HTTPRoute prod/a 1 to kube-system/web true")
 	// What has another form is an unknown kind; what is broken is a broken edit.
 	for text, want := range map[string]string{
-		object("HTTPRoute", "v1", "name: b", `{rules: 7}`):                                    "HTTPRoute default/b: cannot be read",
 		object("HTTPRoute", "v1", "namespace: b", `{}`):                                       "HTTPRoute has no metadata.name",
 		http + object("GRPCRoute", "v1", "name: b, uid: u1", `{}`):                            "GRPCRoute default/b has the metadata.uid of HTTPRoute prod/a",
 		object("HTTPRoute", "v1", `name: b, creationTimestamp: "yesterday"`, `{rules: [{}]}`): "is not a HTTPRoute",
@@ -364,6 +363,14 @@ func TestFileSourceReadsRoutesOfEveryVersion(t *testing.T) {
 			return ""
 		})
 		x.waitRoutes(t, "HTTPRoute prod/a 1 to kube-system/web true")
+	}
+	// One that cannot be read takes nothing with it, and of a route the last state
+	// that could be read stays.
+	odd := object("HTTPRoute", "v1", "name: b", `{rules: 7}`) + object("HTTPRoute", "v1", "name: a, namespace: prod, uid: u1, generation: 3", `{rules: 7}`)
+	replace(t, path, odd+grpc+grants)
+	x.waitRoutes(t, web, "HTTPRoute prod/a 1 to kube-system/web true")
+	if st := x.src.Status(); st.Error != "" {
+		t.Errorf("status %+v", st)
 	}
 	replace(t, path, object("HTTPRoute", "v1alpha1", "name: c", `{rules: 7}`))
 	x.waitRoutes(t)

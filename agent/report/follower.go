@@ -58,6 +58,7 @@ type revision struct {
 	pods     bool
 	known    bool // services are what a collect or a declaration said
 	complete bool // and all of it
+	mute     bool // it was asked, and did not say what it serves
 	*history      // nil: it was not compared yet, as most owners never are
 }
 
@@ -193,6 +194,7 @@ func (f *Follower) take(key nodecache.OwnerKey, services map[service]struct{}, w
 		now = r.services
 	}
 	r.services, r.known, r.complete = now, known, complete
+	r.mute = !known && (o.Knowledge == nodecache.Failed || o.Knowledge == nodecache.None)
 	touch(r)
 }
 
@@ -254,11 +256,13 @@ func (r *revision) news(sign string, names []string) []string {
 	return fresh
 }
 
-// before needs mu. It is the youngest revision that is older than r.
+// before needs mu. It is the youngest revision that is older than r, of those
+// that could say what they serve: what callers lose over one that could not, they
+// lose all the same.
 func (f *Follower) before(w nodecache.Workload, r *revision) *revision {
 	var found *revision
 	for _, o := range f.revisions[w] {
-		if o.compare(r.age) < 0 && (found == nil || o.compare(found.age) > 0) {
+		if !o.mute && o.compare(r.age) < 0 && (found == nil || o.compare(found.age) > 0) {
 			found = o
 		}
 	}

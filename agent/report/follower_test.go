@@ -242,6 +242,41 @@ func TestWhatIsNotKnownDropsNothing(t *testing.T) {
 	})
 }
 
+// Callers go by what was served before it.
+func TestRevisionThatCouldNotSayIsPassedOver(t *testing.T) {
+	for _, how := range []string{"denied", "failed", "not asked yet"} {
+		bubble(t, func(w *world) {
+			w.collected(pod("a", "1"), info(nodecache.PortServes, "shop.Cart", "shop.Old"))
+			w.follow()
+			switch how {
+			case "denied":
+				w.collected(pod("b", "1"), info(nodecache.PortDenied))
+			case "failed":
+				w.dir.UpsertPod(pod("b", "1"))
+				r, err := w.dir.Begin(key("b"))
+				if err == nil {
+					err = w.dir.Fail(r, "refused", time.Now().Add(time.Minute))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			default:
+				w.dir.UpsertPod(pod("b", "1"))
+			}
+			w.says()
+			w.dir.RemovePod("a1")
+			w.collected(pod("c", "1"), info(nodecache.PortServes, "shop.Cart", "shop.New"))
+			if how == "not asked yet" { // it may still say
+				w.says()
+				w.change("c", "", nil, nil)
+				return
+			}
+			w.says("ServicesAdded ReplicaSet/web-c shop.New", "ServicesDropped ReplicaSet/web-c shop.Old")
+			w.change("c", "a", []string{"shop.New"}, []string{"shop.Old"})
+		})
+	}
+}
+
 func TestOwnerThatServesLessThanBeforeIsTold(t *testing.T) {
 	bubble(t, func(w *world) {
 		was := w.collected(pod("a", "1"), info(nodecache.PortServes, "shop.Cart", "shop.Old"))
