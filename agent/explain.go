@@ -99,6 +99,9 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 			e.Verdict += "; another workload provides " + strings.Join(others, ", ")
 		}
 	}
+	if routed := a.routed(o); len(routed) > 0 && r.State == nodecache.Serving {
+		e.Verdict += "; calls may come by " + some(routed, 2)
+	}
 	return e, nil
 }
 

@@ -55,7 +55,7 @@ func names(w nodecache.Workload, name string) bool {
 
 func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *Explanation {
 	e := &Explanation{Facts: []Fact{}}
-	var services []string
+	var services, routed []string
 	for _, o := range owners {
 		services = append(services, o.Names()...)
 		for _, p := range o.Presumed {
@@ -74,11 +74,14 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 			}
 		}
 		a.explainRoutes(e, o)
+		routed = append(routed, a.routed(o)...)
 		if len(o.Export) > 0 {
 			e.fact("export", "%s exports to %s", o.Name, strings.Join(o.Export, ", "))
 		}
 	}
 	slices.Sort(services)
+	slices.Sort(routed)
+	routed = slices.Compact(routed)
 	var provides, claims []string
 	for _, s := range slices.Compact(services) {
 		b, ok := a.compiler.Behind(w.Namespace, s)
@@ -114,6 +117,9 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 	if len(claims) > 0 {
 		says += "; another workload provides " + strings.Join(claims, ", ")
 	}
+	if len(routed) > 0 {
+		says += "; calls may come by " + some(routed, 2)
+	}
 	if len(absent) > 0 {
 		says += "; absent: " + some(absent, 2)
 	}
@@ -125,20 +131,58 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 // explainRoutes says which rules of routes lead to the owner, and what is
 // refused of those that would.
 func (a *Agent) explainRoutes(e *Explanation, o *nodecache.Owner) {
+	const most = 50 // rows of each
+	shown := 0
 	for _, entry := range o.Routes {
-		if r := a.dir.Route(entry.Route); r != nil && entry.Rule < len(r.Rules) && entry.Match < len(r.Rules[entry.Rule].Matches) {
-			e.fact("route", "rule %d of %s %s leads to %s: %s", entry.Rule, r.Kind, r.Key(), o.Name, saysMatch(&r.Rules[entry.Rule].Matches[entry.Match]))
+		r := a.dir.Route(entry.Route)
+		if r == nil || entry.Rule >= len(r.Rules) || entry.Match >= len(r.Rules[entry.Rule].Matches) {
+			continue
 		}
+		if shown++; shown > most {
+			e.fact("route", "and %d more", len(o.Routes)-most)
+			break
+		}
+		e.fact("route", "rule %d of %s %s leads to %s%s: %s", entry.Rule, r.Kind, r.Key(), o.Name, a.unreached(r), saysMatch(&r.Rules[entry.Rule].Matches[entry.Match]))
 	}
+	shown = 0
 	for _, st := range o.Behind {
 		for _, r := range a.dir.RoutesTo(st.Key()) {
 			for _, text := range refused(r) {
-				if f := (Fact{What: "refused", Says: text}); !slices.Contains(e.Facts, f) { // once for all revisions
+				if f := (Fact{What: "refused", Says: text}); shown < most && !slices.Contains(e.Facts, f) { // once for all revisions
 					e.Facts = append(e.Facts, f)
+					shown++
 				}
 			}
 		}
 	}
+}
+
+// unreached says of a route that no call of this node takes why, empty where
+// one may.
+func (a *Agent) unreached(r *nodecache.Route) string {
+	why := ", for Gateways alone"
+	for _, p := range r.Parents {
+		if !p.Service() {
+			continue
+		}
+		if a.dir.Front(p.Name) != nil {
+			return ""
+		}
+		why = fmt.Sprintf(", if there were a Service %s", p.Name)
+	}
+	return why
+}
+
+// routed names the routes by which calls come to an owner, each once.
+func (a *Agent) routed(o *nodecache.Owner) []string {
+	var names []string
+	for _, entry := range o.Routes {
+		if r := a.dir.Route(entry.Route); r != nil && a.unreached(r) == "" {
+			names = append(names, fmt.Sprintf("%s %s", r.Kind, r.Key()))
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // orNothing is a list in one line.

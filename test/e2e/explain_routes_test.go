@@ -288,6 +288,14 @@ func TestExplainCallFollowsRoutes(t *testing.T) {
 			}
 		}
 	})
+	t.Run("no name of its own", func(t *testing.T) {
+		for _, args := range [][]string{{"workload", "prod/rest"}, {"pod", "prod/rest-1-a"}} {
+			line, _, _ := strings.Cut(m.agent.must("explain", args[0], args[1]), "\n")
+			if !strings.Contains(line, "; calls may come by ") || !strings.Contains(line, "HTTPRoute prod/rest") {
+				t.Errorf("explain %s says %q, not by which route calls come", args[0], line)
+			}
+		}
+	})
 	t.Run("usage", func(t *testing.T) {
 		refused(t, 2, "--method", nil, "explain", "call", "--from", "shop/me", "--method", "G T", "/a", "--admin-socket", m.admin)
 		refused(t, 2, "NAME=VALUE", nil, "explain", "call", "--from", "shop/me", "--header", "x", "/a", "--admin-socket", m.admin)
