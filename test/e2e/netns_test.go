@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fingerpost/fingerpost/test/harness"
 )
 
 // blackHoleEnv makes the test binary turn its network namespace, which must
@@ -79,14 +81,8 @@ func blackHole() error {
 // a black hole every connect hangs.
 func isolated(t *testing.T, hole bool, name string, args ...string) *exec.Cmd {
 	t.Helper()
-	attr := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
-	if os.Geteuid() != 0 {
-		attr.Cloneflags |= unix.CLONE_NEWUSER
-		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-	}
 	probe := exec.Command(program, "version")
-	probe.SysProcAttr = attr
+	probe.SysProcAttr = harness.OwnNetwork()
 	if err := probe.Run(); err != nil {
 		t.Skipf("no network namespace can be made here: %v", err)
 	}
@@ -95,7 +91,6 @@ func isolated(t *testing.T, hole bool, name string, args ...string) *exec.Cmd {
 		cmd = exec.Command(os.Args[0], append([]string{name}, args...)...)
 		cmd.Env = append(os.Environ(), blackHoleEnv+"=1")
 	}
-	again := *attr
-	cmd.SysProcAttr = &again
+	cmd.SysProcAttr = harness.OwnNetwork()
 	return cmd
 }

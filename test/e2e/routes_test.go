@@ -331,7 +331,7 @@ func TestFiltersTimeoutsAndRetriesOfARule(t *testing.T) {
     - {type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: x-set, value: "100%"}], add: [{name: x-add, value: more}], remove: [x-gone]}}
 `+path("PathPrefix", "/rewrite")+backend+`
     filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /new}}}]
-`+path("PathPrefix", "/root/")+backend+`
+`+path("PathPrefix", "/base/")+backend+`
     filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /}}}]
 `+path("PathPrefix", "/full")+backend+`
     filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplaceFullPath, replaceFullPath: '/a\1b'}}}]
@@ -355,10 +355,10 @@ func TestFiltersTimeoutsAndRetriesOfARule(t *testing.T) {
 		{"/headers?a=b", "200 web GET /headers?a=b x-set=100% x-add=mine,more x-gone=-"},
 		{"/rewrite", "200 web GET /new x-set=- x-add=mine x-gone=mine"},
 		{"/rewrite/x?a=b", "200 web GET /new/x?a=b x-set=- x-add=mine x-gone=mine"},
-		{"/root", "200 web GET / x-set=- x-add=mine x-gone=mine"},
-		{"/root?a=b", "200 web GET /?a=b x-set=- x-add=mine x-gone=mine"},
-		{"/root/x", "200 web GET /x x-set=- x-add=mine x-gone=mine"},
-		{"/rooted", "404"},
+		{"/base", "200 web GET / x-set=- x-add=mine x-gone=mine"},
+		{"/base?a=b", "200 web GET /?a=b x-set=- x-add=mine x-gone=mine"},
+		{"/base/x", "200 web GET /x x-set=- x-add=mine x-gone=mine"},
+		{"/based", "404"},
 		{"/full/x?a=b", `200 web GET /a\1b?a=b x-set=- x-add=mine x-gone=mine`},
 		{"/redirect/x", "301 https://example.org/redirect/x"},
 		{"/moved/x", "302 http://web.prod:8080/x"},

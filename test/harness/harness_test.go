@@ -196,6 +196,7 @@ func TestStoppedEnvoyLeavesNoProcess(t *testing.T) {
 
 // What the server sends and Envoy refuses shows in no call that a test makes.
 func TestTestFailsWhereEnvoyRefusedAnUpdate(t *testing.T) {
+	harness.Tool(t, "envoy")
 	for _, refuses := range []bool{false, true} {
 		dir := t.TempDir()
 		lds := filepath.Join(dir, "lds.json")
