@@ -240,9 +240,7 @@ func (c *call) share(ch *resources.Choice, s *resources.Share) outcome {
 // what the call names.
 func (c *call) lacks(m *resources.MemberView) bool {
 	pod, ok := c.a.dir.Member(m.UID)
-	_, port, _ := strings.Cut(m.Address[strings.LastIndexByte(m.Address, ':'):], ":")
-	n, err := strconv.ParseUint(port, 10, 16)
-	return ok && err == nil && c.rule.Service != "" && !c.plain && c.a.dir.Owner(m.Owner).Lacks(pod.Pod, uint16(n), c.rule.Service)
+	return ok && c.rule.Service != "" && !c.plain && c.a.dir.Owner(m.Owner).Lacks(pod.Pod, m.Port, c.rule.Service)
 }
 
 func named(m *resources.MemberView) string {

@@ -103,31 +103,25 @@ func Decode(kind string, data []byte) (*Object, error) {
 	}
 	switch kind {
 	case HTTPRoute:
-		var body struct {
-			Spec gatewayv1.HTTPRouteSpec `json:"spec"`
-		}
-		if o.Err = kjson.Unmarshal(data, &body); o.Err == nil {
-			o.Route = m.route(nodecache.HTTPRoute, &body.Spec.CommonRouteSpec, body.Spec.Hostnames)
-			for i := range body.Spec.Rules {
-				o.Route.Rules = append(o.Route.Rules, httpRule(m.Namespace, &body.Spec.Rules[i]))
+		var spec gatewayv1.HTTPRouteSpec
+		if o.Err = decodeSpec(data, &spec); o.Err == nil {
+			o.Route = m.route(nodecache.HTTPRoute, &spec.CommonRouteSpec, spec.Hostnames)
+			for i := range spec.Rules {
+				o.Route.Rules = append(o.Route.Rules, httpRule(m.Namespace, &spec.Rules[i]))
 			}
 		}
 	case GRPCRoute:
-		var body struct {
-			Spec gatewayv1.GRPCRouteSpec `json:"spec"`
-		}
-		if o.Err = kjson.Unmarshal(data, &body); o.Err == nil {
-			o.Route = m.route(nodecache.GRPCRoute, &body.Spec.CommonRouteSpec, body.Spec.Hostnames)
-			for i := range body.Spec.Rules {
-				o.Route.Rules = append(o.Route.Rules, grpcRule(m.Namespace, &body.Spec.Rules[i]))
+		var spec gatewayv1.GRPCRouteSpec
+		if o.Err = decodeSpec(data, &spec); o.Err == nil {
+			o.Route = m.route(nodecache.GRPCRoute, &spec.CommonRouteSpec, spec.Hostnames)
+			for i := range spec.Rules {
+				o.Route.Rules = append(o.Route.Rules, grpcRule(m.Namespace, &spec.Rules[i]))
 			}
 		}
 	case ReferenceGrant:
-		var body struct {
-			Spec gatewayv1.ReferenceGrantSpec `json:"spec"`
-		}
-		if o.Err = kjson.Unmarshal(data, &body); o.Err == nil {
-			o.Grant = newGrant(m.Namespace, &body.Spec)
+		var spec gatewayv1.ReferenceGrantSpec
+		if o.Err = decodeSpec(data, &spec); o.Err == nil {
+			o.Grant = newGrant(m.Namespace, &spec)
 		}
 	default:
 		o.Err = fmt.Errorf("no kind that is read: %q", kind)
@@ -138,6 +132,12 @@ func Decode(kind string, data []byte) (*Object, error) {
 		o.Said = said(m.Namespace, head.Status)
 	}
 	return o, nil
+}
+
+func decodeSpec[T any](data []byte, spec *T) error {
+	return kjson.Unmarshal(data, &struct {
+		Spec *T `json:"spec"`
+	}{spec})
 }
 
 func (m *meta) route(kind nodecache.RouteKind, spec *gatewayv1.CommonRouteSpec, hostnames []gatewayv1.Hostname) *nodecache.Route {

@@ -169,16 +169,16 @@ func (c *Cluster) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.FromSlogHandler(klogHandler{c.log.Handler(), slog.LevelDebug}))
 	c.pods.listing()
 	var worker, reflectors sync.WaitGroup
-	worker.Go(func() { c.work(ctx) })
+	worker.Go(func() { c.queue.work(ctx, c.applyChange) })
 	worker.Go(func() { c.sync(ctx) })
 	for _, l := range c.lanes {
-		worker.Go(func() { l.work(ctx) })
+		worker.Go(func() { l.queue.work(ctx, l.apply) })
 		reflectors.Go(func() {
 			c.reflect(ctx, l.resource, l.kind, l.sink(), c.listWatch(l.client, l.resource, l.health, l.refused, nil))
 		})
 	}
 	for _, k := range c.routes.kinds {
-		worker.Go(func() { k.work(ctx) })
+		worker.Go(func() { k.queue.work(ctx, k.apply) })
 	}
 	reflectors.Go(func() { c.routes.run(ctx) })
 	refused := func(error) { c.namespacesTried() }
@@ -292,19 +292,6 @@ func (c *Cluster) listWatch(client rest.Interface, resource string, h *health, r
 			return w, err
 		},
 	}, client)
-}
-
-// work applies changes one after another: readers of the store and of the
-// directory wait for one of them at most.
-func (c *Cluster) work(ctx context.Context) {
-	for {
-		key, ch, ok := c.queue.take(ctx)
-		if !ok {
-			return
-		}
-		c.applyChange(key, ch)
-		c.queue.finish()
-	}
 }
 
 // sync closes synced once the first list of everything was applied, and then

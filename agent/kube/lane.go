@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"sync"
 
@@ -32,18 +31,6 @@ func newLane(resource string, kind runtime.Object, client rest.Interface, h *hea
 	return &lane{
 		resource: resource, kind: kind, client: client, queue: newQueue(), health: h, held: held, apply: apply,
 		synced: synced, ready: sync.OnceFunc(func() { close(synced) }),
-	}
-}
-
-// work applies changes one after another.
-func (l *lane) work(ctx context.Context) {
-	for {
-		key, ch, ok := l.queue.take(ctx)
-		if !ok {
-			return
-		}
-		l.apply(key, ch)
-		l.queue.finish()
 	}
 }
 

@@ -136,6 +136,19 @@ func (q *queue) set(key name, c change) {
 	}
 }
 
+// work applies changes one after another until ctx ends: readers of the store and
+// of the directory wait for one of them at most.
+func (q *queue) work(ctx context.Context, apply func(name, change)) {
+	for {
+		key, ch, ok := q.take(ctx)
+		if !ok {
+			return
+		}
+		apply(key, ch)
+		q.finish()
+	}
+}
+
 // take waits for a change. It must be followed by finish. It returns false
 // when ctx ends.
 func (q *queue) take(ctx context.Context) (name, change, bool) {

@@ -200,7 +200,7 @@ func (s *Store) SetNamespace(namespace string, optedOut bool) {
 
 // InNamespace returns the records of the pods of a namespace that were there
 // all the while, sorted by name. It reads everything, as an index would cost
-// every pod, and lets go of the lock as names does.
+// every pod.
 func (s *Store) InNamespace(namespace string) []*Record {
 	return s.filter(func(r *Record) bool { return r.Namespace == namespace })
 }
@@ -290,18 +290,12 @@ func (s *Store) Len() int {
 	return len(s.pods)
 }
 
-// names returns the name of every pod that was there all the while. It lets
-// go of the lock now and then: where a writer waits for one long look at
-// everything, all readers wait behind it.
+// names returns the name of every pod that was there all the while.
 func (s *Store) names() []name {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	names := make([]name, 0, len(s.pods))
-	for n := range s.pods {
-		if names = append(names, n); len(names)%portion == 0 {
-			s.mu.RUnlock()
-			s.mu.RLock()
-		}
+	rs := s.records()
+	names := make([]name, len(rs))
+	for i, r := range rs {
+		names[i] = r.key()
 	}
 	return names
 }
@@ -309,8 +303,7 @@ func (s *Store) names() []name {
 // portion is how many pods are looked at in one hold of Store.mu.
 const portion = 1024
 
-// records returns the record of every pod that was there all the while, and
-// lets go of the lock as names does.
+// records returns the record of every pod that was there all the while.
 func (s *Store) records() []*Record {
 	return s.gather(make([]*Record, 0, s.Len()), func(*Record) bool { return true })
 }
@@ -322,6 +315,8 @@ func (s *Store) filter(wanted func(*Record) bool) []*Record {
 	return rs
 }
 
+// gather appends the wanted records. It lets go of the lock now and then: where a
+// writer waits for one long look at everything, all readers wait behind it.
 func (s *Store) gather(rs []*Record, wanted func(*Record) bool) []*Record {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

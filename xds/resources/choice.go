@@ -140,6 +140,7 @@ func redirects(rule *nodecache.RouteRule) int {
 type MemberView struct {
 	EndpointView
 	UID    string // of the pod; empty where there is none
+	Port   uint16 // that is called; 0 where Absent says that the pod has none
 	Absent Absence
 }
 
@@ -169,9 +170,9 @@ func (s *Share) Members(dir Services) []MemberView {
 				mv.Address = m.Addrs[0].String()
 			}
 		case slices.ContainsFunc(es, func(o endpoint) bool { return o.addr == e.addr && o.pod.UID == e.pod.UID }):
-			mv.EndpointView = e.view()
+			mv.EndpointView, mv.Port = e.view(), e.addr.Port()
 		default:
-			mv.EndpointView, mv.Absent = e.view(), SameAddress
+			mv.EndpointView, mv.Port, mv.Absent = e.view(), e.addr.Port(), SameAddress
 		}
 		out = append(out, mv)
 	}

@@ -282,7 +282,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 		s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
 			func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
 	}
-	provider, _ := s.split(id.name)
+	provider, _ := split(s.claims(id.name))
 	c.provided(id, s, provider[0].Workload)
 	es, host := endpoints(id.name, provider), ""
 	if len(es) > 0 && es[0].host != "" {

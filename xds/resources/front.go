@@ -105,11 +105,7 @@ func (r *refresh) finish() xds.Update {
 	if len(r.dirty)+len(changed) == 0 {
 		return u
 	}
-	spaces := map[string]struct{}{}
-	for ns := range c.routes {
-		spaces[ns] = struct{}{}
-	}
-	for _, ns := range sorted(spaces, cmp.Compare[string]) {
+	for _, ns := range slices.Sorted(maps.Keys(c.routes)) {
 		if len(r.dirty) > 0 {
 			c.tabulate(ns, &u)
 		}

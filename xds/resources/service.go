@@ -90,8 +90,7 @@ func anyServing(es []endpoint) bool { return slices.ContainsFunc(es, endpoint.se
 // that stand behind one of its Services. One whose pods have gone counts as
 // long as its services are remembered: else a rollout that stops the old pods
 // first would hand its calls to a workload that merely serves the same name.
-func (s *service) split(name string) (provider, claimants []*nodecache.Owner) {
-	claims := s.claims(name)
+func split(claims []*claim) (provider, claimants []*nodecache.Owner) {
 	for _, c := range claims {
 		if c.related(claims[0]) {
 			provider = append(provider, c.owners...)

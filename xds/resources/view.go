@@ -79,13 +79,14 @@ func (c *Compiler) Services() []ServiceView {
 }
 
 func (s *service) view(id serviceID) ServiceView {
-	provider, claimants := s.split(id.name)
+	claims := s.claims(id.name)
+	provider, claimants := split(claims)
 	v := ServiceView{
 		Name: id.name, Namespace: id.namespace,
 		Owners: keysOf(speaking(provider)), Claimants: keysOf(withPods(claimants)),
 		Endpoints: []EndpointView{},
 	}
-	for _, c := range s.claims(id.name) {
+	for _, c := range claims {
 		v.Order = append(v.Order, c.String())
 	}
 	for _, e := range endpoints(id.name, provider) {
@@ -110,7 +111,7 @@ func (c *Compiler) exported(id serviceID, s *service) ServiceView {
 		if o == nil || len(o.owners) > 0 {
 			continue
 		}
-		if provider, _ := o.split(id.name); provider[0].Workload.Namespace == id.namespace {
+		if provider, _ := split(o.claims(id.name)); provider[0].Workload.Namespace == id.namespace {
 			v.Exported = append(v.Exported, ns)
 		}
 	}
@@ -138,7 +139,7 @@ func (c *Compiler) Behind(namespace, service string) (Behind, bool) {
 		return Behind{}, false
 	}
 	b := Behind{ServiceView: s.view(id)}
-	b.Provider, b.Rivals = s.split(service)
+	b.Provider, b.Rivals = split(s.claims(service))
 	return b, true
 }
 
@@ -175,7 +176,7 @@ func (c *Compiler) Providers(namespace, service string) []*nodecache.Owner {
 	if s == nil {
 		return nil
 	}
-	provider, _ := s.split(service)
+	provider, _ := split(s.claims(service))
 	return speaking(provider)
 }
 
@@ -190,6 +191,7 @@ func (c *Compiler) Claimants(namespace, service string) (provider string, claima
 	if s == nil || len(s.owners) == 0 {
 		return "", nil
 	}
-	_, claimants = s.split(service)
-	return s.claims(service)[0].String(), withPods(claimants)
+	claims := s.claims(service)
+	_, claimants = split(claims)
+	return claims[0].String(), withPods(claimants)
 }
