@@ -10,6 +10,7 @@ ENVOY_IMAGE ?= envoy:local
 BRING    = $(GO) run ./tools/bring
 PKG     ?= ./...
 ONLY    ?=
+KEEP    ?=
 
 # Where test results go as `go test -json` writes them; for machines.
 TEST_JSON ?= bin/test.json
@@ -36,12 +37,8 @@ test: ## every test, on real parts; PKG=./xds/... for some (first run: builds ku
 test-short: ## the tests that need no real parts, under a minute
 	$(GO) test -short $(PKG)
 
-test-kind: ## tests on a real cluster
-	@if grep -rlsq '^//go:build kind' daemonset --include='*_test.go'; then \
-		$(BRING) test cluster && FINGERPOST_REQUIRE_TOOLS=1 $(GO) test -tags kind -timeout 60m -count 1 ./daemonset/...; \
-	else \
-		echo "make test-kind: there are no cluster tests yet" >&2; exit 1; \
-	fi
+test-kind: ## rollouts, drains and lost nodes on a kind cluster, half an hour; ONLY=TestDrain for some, KEEP=1 keeps the cluster
+	@KEEP="$(KEEP)" ONLY="$(ONLY)" daemonset/e2e/run.sh
 
 bench: ## benchmarks into bench.json, half an hour or more; ONLY=prefix for some
 bench-short: ## a rough picture of them in two minutes
