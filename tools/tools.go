@@ -74,6 +74,8 @@ const (
 	cniVersion        = "v1.9.1"
 	crictlVersion     = "v1.37.0"
 	corednsVersion    = "v1.14.6"
+	// As in the pinned kubectl, so that what tests read is what kubectl apply -k applies.
+	kustomizeVersion = "v5.8.1"
 )
 
 // EnvoySHA256 is the checksum of the Envoy binary within the pinned wheel, by
@@ -87,6 +89,7 @@ var all = []Tool{
 	{"etcd", etcdVersion, Test, "etcd", "go.etcd.io/etcd/server/v3"},
 	{"kube-apiserver", kubeVersion, Test, "kube", "k8s.io/kubernetes/cmd/kube-apiserver"},
 	{"envoy", envoyVersion, Test, "envoy", ""},
+	{"kustomize", kustomizeVersion, Test, "kustomize", "sigs.k8s.io/kustomize/kustomize/v5"},
 	{"gotestsum", sumVersion, Test, "gotestsum", "gotest.tools/gotestsum"},
 	{"echo-basic", echoVersion, Test, "echo", "sigs.k8s.io/gateway-api/conformance/echo-basic"},
 	{Grpcio, "", Test, "grpcio", ""},
