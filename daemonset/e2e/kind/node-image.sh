@@ -10,11 +10,7 @@ repository=$(cd "$here/../../.." && pwd)
 root=$KIND_DIR/debian # the Debian system that nodes are made of
 
 say() { printf '%s kind: %s\n' "$(date +%T)" "$*" >&2; }
-declare -A paths
-tool() {
-	[ -n "${paths[$1]:-}" ] || paths[$1]=$(cd "$repository" && go run ./tools/bring -path "$1")
-	echo "${paths[$1]}"
-}
+tool() { (cd "$repository" && go run ./tools/bring -path "$1"); }
 
 work=$(mktemp -d "$KIND_DIR/image.XXXXXX")
 builder=fingerpost-node-$$
@@ -34,9 +30,9 @@ go_program() { (cd "$repository" && CGO_ENABLED=0 go build -trimpath -ldflags '-
 place() {
 	local library
 	install -D -m 755 "$1" "$2/$3"
-	# A file of the Debian system is named as seen from within; a program from
-	# elsewhere is read by its own loader, which tells the libraries' names.
-	{ chroot "$root" ldd "${1#"$root"}" 2>/dev/null || ldd "$1" 2>/dev/null || true; } | grep -oE '/[^ ]+' | sort -u |
+	# A program of the Debian system is named as seen from within. The others
+	# are static and need none.
+	{ chroot "$root" ldd "${1#"$root"}" 2>/dev/null || true; } | { grep -oE '/[^ ]+' || true; } | sort -u |
 		while read -r library; do
 			[ -e "$2$library" ] || { mkdir -p "$2$(dirname "$library")" && cp -L "$root$library" "$2$library"; }
 		done

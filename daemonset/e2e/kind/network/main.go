@@ -9,17 +9,17 @@
 package main
 
 import (
-	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/exec"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
 
@@ -32,13 +32,13 @@ const (
 )
 
 func main() {
-	if err := run(context.Background()); err != nil {
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "network:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) error {
+func run() error {
 	config, err := rest.InClusterConfig()
 	if err != nil {
 		return err
@@ -48,13 +48,13 @@ func run(ctx context.Context) error {
 		config.Host = "https://" + at
 	}
 	config.Timeout = 10 * time.Second
-	client, err := kubernetes.NewForConfig(config)
+	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err
 	}
 	n := &node{address: os.Getenv("HOST_IP"), pods: os.Getenv("POD_SUBNET")}
 	for tick := time.Tick(every); ; <-tick {
-		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+		list, err := nodes(client, config.Host)
 		if err != nil {
 			slog.Warn("cannot list the nodes; trying on", "error", err)
 			continue
@@ -65,6 +65,19 @@ func run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// nodes lists the nodes as the API server remembers them.
+func nodes(client *http.Client, host string) (list corev1.NodeList, err error) {
+	answer, err := client.Get(host + "/api/v1/nodes?resourceVersion=0")
+	if err != nil {
+		return list, err
+	}
+	defer func() { err = errors.Join(err, answer.Body.Close()) }()
+	if answer.StatusCode != http.StatusOK {
+		return list, errors.New(answer.Status)
+	}
+	return list, json.NewDecoder(answer.Body).Decode(&list)
 }
 
 // node is the node on which the program runs.
