@@ -176,6 +176,9 @@ func (d *document) write() error {
 	}
 	e := goyaml.NewEncoder(&out)
 	e.SetIndent(2)
+	if compact(&d.root) {
+		e.CompactSeqIndent()
+	}
 	if err := e.Encode(&d.root); err != nil {
 		return err
 	}

@@ -181,6 +181,26 @@ func items(m *goyaml.Node, key string) []*goyaml.Node {
 	return nil
 }
 
+// compact tells whether the first list of a document stands below its key, not
+// to the right of it. What is injected stands in no column.
+func compact(n *goyaml.Node) bool {
+	found, yes := false, false
+	var walk func(n *goyaml.Node)
+	walk = func(n *goyaml.Node) {
+		for i, c := range n.Content {
+			if found {
+				return
+			}
+			if n.Kind == goyaml.MappingNode && i%2 == 1 && c.Kind == goyaml.SequenceNode && c.Column > 0 && c.Style&goyaml.FlowStyle == 0 {
+				found, yes = true, c.Column == n.Content[i-1].Column
+			}
+			walk(c)
+		}
+	}
+	walk(n)
+	return yes || !found
+}
+
 // nodeOf is an API object, or a string, as a tree.
 func nodeOf(v any) *goyaml.Node {
 	text, err := json.Marshal(v)
