@@ -52,8 +52,8 @@ func (p *pod) hasContainer() bool {
 // injected tells whether the pod has been injected, in whatever mode.
 func (p *pod) injected() bool { return p.hasVolume() }
 
-// find makes a rule of a condition on single containers.
-func find(name string, is func(p *pod, c *corev1.Container) bool, when, cel, message string) rule {
+// some makes a rule of a condition on single containers.
+func some(name string, is func(p *pod, c *corev1.Container) bool, when, cel, message string) rule {
 	return rule{
 		name: name,
 		refuses: func(p *pod) (string, bool) {
@@ -112,7 +112,7 @@ func rules(port uint16) []rule {
 			},
 			celEnvoy+celVolume+` != `+celContainer+` || `+celGRPC+celContainer,
 			fmt.Sprintf("the pod is injected in part, or in another mode than its label says: take the container %s and the volume %s out of it", Container, Volume)),
-		find("port",
+		some("port",
 			func(p *pod, c *corev1.Container) bool {
 				return p.mode == Envoy && slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool {
 					return slices.Contains(sidecarPorts, port.ContainerPort) && (port.Protocol == "" || port.Protocol == corev1.ProtocolTCP)
@@ -127,21 +127,21 @@ func rules(port uint16) []rule {
 			},
 			celEnvoy+fmt.Sprintf(`object.spec.?securityContext.runAsUser.orValue(-1) == %d`, UID),
 			fmt.Sprintf("the pod runs as user %d, which is its sidecar's", UID)),
-		find("container-uid",
+		some("container-uid",
 			func(p *pod, c *corev1.Container) bool {
 				return p.mode == Envoy && c.SecurityContext != nil && c.SecurityContext.RunAsUser != nil && *c.SecurityContext.RunAsUser == UID
 			},
 			celEnvoy,
 			fmt.Sprintf(`c.?securityContext.runAsUser.orValue(-1) == %d`, UID),
 			fmt.Sprintf("container %%s runs as user %d, which is its sidecar's", UID)),
-		find("bootstrap",
+		some("bootstrap",
 			func(p *pod, c *corev1.Container) bool {
 				return p.mode == GRPC && !p.injected() && slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == grpcConfig || e.Name == grpcFile })
 			},
 			celGRPC+celNotInjected,
 			`has(c.env) && c.env.exists(e, e.name in [`+quote(grpcConfig)+`, `+quote(grpcFile)+`])`,
 			"container %s has "+grpcConfig+" or "+grpcFile+" already"),
-		find("mount",
+		some("mount",
 			func(p *pod, c *corev1.Container) bool {
 				return p.mode == GRPC && !p.injected() && slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == socketDir })
 			},
