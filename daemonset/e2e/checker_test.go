@@ -3,6 +3,7 @@
 package e2e_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -104,7 +105,11 @@ func compare(t testing.TB, node string) error {
 // what the API server says, and returns how long that took.
 func check(t testing.TB) time.Duration {
 	t.Helper()
-	return eventually(t, time.Minute, func() error {
+	var last error
+	tries := 0
+	took := eventually(t, time.Minute, func() (err error) {
+		tries++
+		defer func() { last = cmp.Or(err, last) }()
 		for node, ready := range nodes(t) {
 			if !ready {
 				continue
@@ -115,4 +120,8 @@ func check(t testing.TB) time.Duration {
 		}
 		return nil
 	})
+	if last != nil {
+		t.Logf("every agent is right after %d tries in %.1f s; before that %v", tries, took.Seconds(), last)
+	}
+	return took
 }

@@ -100,7 +100,7 @@ func TestScaleFromZeroAndBack(t *testing.T) {
 		}
 		t.Logf("round %d: the first pod was Ready %.0f s after the start; calls failed until %.1f s later, %d of them; every agent right after %.1f s",
 			round, ready.Sub(begin).Seconds(), until.Seconds(), len(late), checked.Seconds())
-		if until > 4*time.Second {
+		if until > 3*time.Second {
 			t.Errorf("calls fail although a pod is Ready:\n%s", summary(late, ready))
 		}
 		if r.calls == 0 {
@@ -165,6 +165,7 @@ func TestKilledAgents(t *testing.T) {
 	install(t)
 	settled(t, "app=cart", 3)
 	w := watch(t, callers)
+	before := restarts(t)
 	killAgents(t)
 	// A change that only a living agent can tell.
 	gone := names(t, "app=cart")
@@ -172,8 +173,25 @@ func TestKilledAgents(t *testing.T) {
 	rolledOut(t, shop, "deployment/cart")
 	settled(t, "app=cart", 3)
 	agentsReady(t)
+	for pod, n := range restarts(t) {
+		if was, there := before[pod]; !there || n != was+1 {
+			t.Errorf("agent %s has restarted %d times, before it was killed %d times (%v)", pod, n, was, there)
+		}
+	}
 	took := time.Since(w.start)
 	verdict(t, "every agent killed at once, rolling update meanwhile", w.end(t), gone, took, 0, "")
+}
+
+// restarts counts the restarts of each agent.
+func restarts(t *testing.T) map[string]int32 {
+	t.Helper()
+	by := map[string]int32{}
+	for _, p := range pods(t, agents, "app.kubernetes.io/name=fingerpost") {
+		for _, c := range p.Status.ContainerStatuses {
+			by[p.Name] += c.RestartCount
+		}
+	}
+	return by
 }
 
 // killAgents kills every agent at once, without a chance to say goodbye.
