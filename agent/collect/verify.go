@@ -137,8 +137,8 @@ func (c *Collector) postpone(key nodecache.OwnerKey, at time.Time) {
 // verify asks a pod of an owner of which something is known, and a second one
 // where the first lacks something. What is known stands meanwhile, and whatever
 // the attempt meets.
-func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, forced bool) string {
-	key, pods, now := o.Key, c.eligible(o), time.Now()
+func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, pods []nodecache.Member, forced bool) string {
+	key, now := o.Key, time.Now()
 	c.mu.Lock()
 	due := c.again(o, pods, now)
 	c.mu.Unlock()
@@ -160,7 +160,7 @@ func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, forced bool)
 		c.postpone(key, now.Add(waits[0]))
 		return resultStaleTarget
 	default:
-		f := c.noteFailure(key, o, out)
+		f := c.noteFailure(key, o, pods, out)
 		at := now.Add(jitter(verifyRetry))
 		if f.next.After(at) {
 			at = f.next
