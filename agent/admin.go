@@ -55,7 +55,7 @@ func (a *Agent) admin() http.Handler {
 	get("/owners", func(*http.Request) (any, error) {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
-			v := viewOwner(o, a.config.onlyNode())
+			v := viewOwner(o, a.only)
 			v.differs(a.follower.Change(o.Key))
 			views = append(views, v)
 		}
@@ -154,6 +154,7 @@ func (a *Agent) Status() Status {
 	}
 	s.Gate, s.Reason = a.gateState()
 	s.Parts[partSockets], s.Parts["routes"] = a.socketState(), src.Routes
+	s.Parts[partPeers], s.Parts[partCollect] = a.peersState(), a.collects()
 	for k, n := range counts.Owners {
 		s.Owners[k.String()] = n
 	}

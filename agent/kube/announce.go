@@ -155,7 +155,7 @@ func (a *Announcer) announce(ctx context.Context) error {
 	}
 	err = a.client.Patch(types.MergePatchType).Namespace(a.o.Namespace).Resource("pods").Name(a.o.Pod).Body(patch).Do(ctx).Error()
 	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("no right to write the annotation %s on pod %s: apply the Role fingerpost-peers of the manifests: %s", PeerAnnotation, name, oneLine(err))
+		return fmt.Errorf("no right to write the annotation %s on pod %s: apply the Role fingerpost-peer of the manifests: %s", PeerAnnotation, name, oneLine(err))
 	}
 	if err != nil {
 		return fmt.Errorf("annotation %s on pod %s: %s", PeerAnnotation, name, oneLine(err))
