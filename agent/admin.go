@@ -62,6 +62,7 @@ func (a *Agent) admin() http.Handler {
 		return views, nil
 	})
 	get("/services", func(*http.Request) (any, error) { return a.services(), nil })
+	get("/peers", func(*http.Request) (any, error) { return a.viewPeers(), nil })
 	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
 	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
