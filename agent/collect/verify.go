@@ -57,7 +57,7 @@ func (c *Collector) again(o *nodecache.Owner, pods []nodecache.Member, now time.
 			p.at = now.Add(rand.N(verifyEvery))
 		}
 	}
-	if len(strangers(o.Info, pods)) == 0 {
+	if len(Strangers(o.Info, pods)) == 0 {
 		return p.at
 	}
 	if f := c.failed[o.Key]; f != nil && f.next.Before(p.at) {
@@ -68,8 +68,8 @@ func (c *Collector) again(o *nodecache.Owner, pods []nodecache.Member, now time.
 	return now
 }
 
-// strangers returns the pods whose images nobody has asked.
-func strangers(info *nodecache.Info, pods []nodecache.Member) []nodecache.Member {
+// Strangers returns the pods whose images nobody has asked.
+func Strangers(info *nodecache.Info, pods []nodecache.Member) []nodecache.Member {
 	if len(info.Images) == 0 {
 		return nil // what is known was not learned from images that could be told apart
 	}
@@ -146,7 +146,7 @@ func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, pods []nodec
 		return ""
 	}
 	c.begun(o)
-	ask := strangers(o.Info, pods)
+	ask := Strangers(o.Info, pods)
 	if len(ask) == 0 {
 		ask = pods
 	}
