@@ -44,8 +44,8 @@ func viewPeer(s *peer.PeerStatus) PeerView {
 		Node: s.Node, Zone: s.Zone, Address: s.Address.String(), State: string(s.State),
 		Serving: s.Serving, LastError: s.Reason, Records: s.Records,
 	}
-	if s.Until != 0 {
-		until := time.UnixMilli(s.Until).UTC()
+	if !s.Until.IsZero() {
+		until := s.Until.UTC()
 		v.Until = &until
 	}
 	return v

@@ -375,7 +375,7 @@ func (x *Exchange) worked(node string) {
 
 // speaks needs mu. It tells whether the record's key speaks for its node.
 func (x *Exchange) speaks(r *Record) bool {
-	if r.print == x.id.fingerprint {
+	if r.print == x.id.Fingerprint() {
 		return r.node == x.node
 	}
 	if x.trust != nil {

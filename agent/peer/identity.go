@@ -21,11 +21,11 @@ type Identity struct {
 	// set at creation and read-only.
 	Attach bool
 
-	now atomic.Pointer[credentials]
+	now atomic.Pointer[showing]
 }
 
-// credentials are those of one moment. They are immutable.
-type credentials struct {
+// showing is what is shown at one moment. It is immutable.
+type showing struct {
 	certificate tls.Certificate
 	private     ed25519.PrivateKey
 	fingerprint Fingerprint
@@ -73,7 +73,7 @@ func (id *Identity) Renew(c tls.Certificate) error {
 	if len(c.Certificate) == 0 {
 		return errors.New("there is no certificate")
 	}
-	id.now.Store(&credentials{c, private, FingerprintOf(private.Public().(ed25519.PublicKey))})
+	id.now.Store(&showing{c, private, FingerprintOf(private.Public().(ed25519.PublicKey))})
 	return nil
 }
 
