@@ -5,6 +5,7 @@ package e2e_test
 import (
 	"encoding/json"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 )
@@ -83,25 +84,49 @@ func TestRevisionIsAskedOnceInTheCluster(t *testing.T) {
 		if round < rounds-1 {
 			continue
 		}
-		// The agent that asked is lost, with all that it knew.
-		for node, origin := range by {
-			if origin != "self" {
-				continue
-			}
-			agent, err := agentOn(t, node)
-			if err != nil {
-				t.Fatal(err)
-			}
-			kubectl(t, "-n", agents, "delete", "pod", agent, "--wait=false")
-			docker(t, "exec", node, "sh", "-c", "rm -rf /var/lib/fingerpost/*")
-			agentsReady(t)
-			check(t)
-			eventually(t, ripe, func() (err error) { by, err = knownTo(t, pod); return err })
-			n := collects(t, "app=cart")
-			t.Logf("after the agent of %s, which had asked, was lost, the revision was asked %d times in all; known by %v", node, n, by)
-			if n > 2 {
-				t.Errorf("the revision was asked %d times, want once more at most", n)
-			}
+		lostOne(t, pod, by)
+		lostAll(t, pod)
+	}
+}
+
+// lostOne kills the agent that asked, with all that it knew. The others know it
+// too.
+func lostOne(t *testing.T, pod string, by map[string]string) {
+	for node, origin := range by {
+		if origin == "self" {
+			forget(t, node)
 		}
 	}
+	agentsReady(t)
+	check(t)
+	eventually(t, ripe, func() (err error) { by, err = knownTo(t, pod); return err })
+	n := collects(t, "app=cart")
+	t.Logf("after the agent that had asked was lost, the revision was asked %d times in all; known by %v", n, by)
+	if n > 2 {
+		t.Errorf("the revision was asked %d times, want once more at most", n)
+	}
+}
+
+// lostAll kills all agents, with all that they knew: one asks again.
+func lostAll(t *testing.T, pod string) {
+	before := collects(t, "app=cart")
+	var all sync.WaitGroup
+	for node := range nodes(t) {
+		all.Go(func() { forget(t, node) })
+	}
+	all.Wait()
+	agentsReady(t)
+	check(t)
+	var by map[string]string
+	eventually(t, ripe, func() (err error) { by, err = knownTo(t, pod); return err })
+	n := collects(t, "app=cart") - before
+	t.Logf("after all agents were lost at once, the revision was asked %d times; known by %v", n, by)
+	if n > 1 {
+		t.Errorf("the revision was asked %d times after all agents were lost, want once", n)
+	}
+}
+
+// forget kills the agent of a node and removes what it had written.
+func forget(t *testing.T, node string) {
+	killAgent(t, node, "; rm -rf /var/lib/fingerpost/*")
 }

@@ -3,10 +3,12 @@
 package e2e_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -86,4 +88,41 @@ spec:
 	}
 	t.Logf("kubectl auth can-i --list, cluster-wide:\n%s", kubectl(t, "auth", "can-i", "--list", "--kubeconfig", bound))
 	t.Logf("kubectl auth can-i --list -n %s:\n%s", agents, kubectl(t, "auth", "can-i", "--list", "-n", agents, "--kubeconfig", bound))
+}
+
+func TestForgedPeerIsRefusedAndCounted(t *testing.T) {
+	install(t)
+	node := controlPlane(t)
+	var address string
+	for _, p := range pods(t, agents, "app.kubernetes.io/name=fingerpost") {
+		if p.Spec.NodeName == node {
+			address = p.Status.PodIP
+		}
+	}
+	refused := func() float64 {
+		// The agent's own metrics, on the node's loopback.
+		ctx, cancel := context.WithTimeout(t.Context(), ripe)
+		defer cancel()
+		text, err := run(ctx, "", "docker", "exec", node, "curl", "-s", "http://127.0.0.1:9641/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for l := range strings.Lines(text) {
+			if value, ok := strings.CutPrefix(l, `fingerpost_peer_rejected_total{reason="unknown-key"} `); ok {
+				n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+		return 0
+	}
+	before := refused()
+	caller := pods(t, shop, callers)[0].Name
+	out := kubectl(t, "-n", shop, "exec", caller, "-c", "client", "--", "/workload", "forge", "-target", address+":9642")
+	t.Logf("an agent with a key that no pod has is told:\n%s", out)
+	if after := refused(); after <= before {
+		t.Errorf("the agent has counted %v refusals, before %v", after, before)
+	}
 }

@@ -199,17 +199,20 @@ func killAgents(t *testing.T) {
 	t.Helper()
 	var all sync.WaitGroup
 	for node := range nodes(t) {
-		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), ripe)
-			defer cancel()
-			_, err := run(ctx, "", "docker", "exec", node, "sh", "-c",
-				`kill -9 $(crictl inspect -o go-template --template '{{.info.pid}}' $(crictl ps -q --name '^agent$' --label io.kubernetes.pod.namespace=`+agents+`))`)
-			if err != nil {
-				t.Error(err)
-			}
-		})
+		all.Go(func() { killAgent(t, node, "") })
 	}
 	all.Wait()
+}
+
+// killAgent kills the agent of a node, and has the node's shell go on with then.
+func killAgent(t *testing.T, node, then string) {
+	ctx, cancel := context.WithTimeout(t.Context(), ripe)
+	defer cancel()
+	_, err := run(ctx, "", "docker", "exec", node, "sh", "-c",
+		`kill -9 $(crictl inspect -o go-template --template '{{.info.pid}}' $(crictl ps -q --name '^agent$' --label io.kubernetes.pod.namespace=`+agents+`))`+then)
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func TestAgentVersionThatNeverBecomesReady(t *testing.T) {

@@ -3,8 +3,10 @@
 //
 //	workload serve -services shop.v1.Cart,shop.v1.Stock [-port 50051] [-name NAME] [-pings 10s]
 //	workload call  -services shop.v1.Cart,shop.v1.Stock [-target 127.0.0.1:15001]
+//	workload forge -target AGENT:9642
 //
-// Both write JSON, one object a line, to standard output (see [Line]); tests
+// The last one poses as an agent, with a key that nobody vouches for, and fails
+// if it is not refused. The others write JSON, one object a line, to standard output (see [Line]); tests
 // read it as the log of the container.
 package main
 
@@ -78,7 +80,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("say serve or call")
+		return fmt.Errorf("say serve, call or forge")
 	}
 	o := &out{lines: log.New(os.Stdout, "", 0)}
 	f := flag.NewFlagSet(args[0], flag.ExitOnError)
@@ -99,6 +101,10 @@ func run(ctx context.Context, args []string) error {
 		_ = f.Parse(args[1:]) // exits
 		c := &caller{out: o, services: strings.Split(*services, ","), timeout: *timeout, every: *every}
 		return c.run(ctx, *target, *callers, *streams)
+	case "forge":
+		target := f.String("target", "", "where an agent answers the others")
+		_ = f.Parse(args[1:]) // exits
+		return forge(ctx, *target)
 	}
-	return fmt.Errorf("%q: say serve or call", args[0])
+	return fmt.Errorf("%q: say serve, call or forge", args[0])
 }
