@@ -71,7 +71,7 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(), newInject(),
 		newStatus(), newServices(), newOwners(), newProxies(), newExplain(),
-		newRecollect(),
+		newRecollect(), newCheck(),
 		newXDS(), newVersion(),
 	)
 	checkArgs(root)
