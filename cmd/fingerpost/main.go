@@ -70,8 +70,8 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	})
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(), newInject(),
+		newAgent(), newBootstrap(), newDemo(), newInject(), newCheck(),
 		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newExplain(),
-		newRecollect(),
 		newXDS(), newVersion(),
 	)
 	checkArgs(root)

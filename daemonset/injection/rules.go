@@ -321,3 +321,22 @@ func quote(s string) string {
 	q := strconv.Quote(s)
 	return "'" + strings.ReplaceAll(strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`), "'", `\'`) + "'"
 }
+
+// Meshes are the names of the other meshes that are looked for.
+func Meshes() []string { return mapped(meshes, func(m mesh) string { return m.name }) }
+
+// MeshOf returns the name of the mesh that injects the pods of the namespace,
+// empty if none does.
+func MeshOf(ns *corev1.Namespace) string {
+	for _, m := range meshes {
+		if marked(m.namespace, ns.Labels, ns.Annotations) {
+			return m.name
+		}
+	}
+	return ""
+}
+
+// Injected tells whether the pod has been injected, in whatever mode.
+func Injected(p *corev1.Pod) bool {
+	return (&pod{PodTemplateSpec: corev1.PodTemplateSpec{Spec: p.Spec}}).injected()
+}
