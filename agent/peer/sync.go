@@ -41,8 +41,15 @@ func (l *link) want(files []fileHash) {
 func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.roster == nil {
+	now := time.Now()
+	if x.roster == nil || x.linked == x.roster && now.Before(x.relinkAt) {
 		return
+	}
+	x.linked, x.relinkAt = x.roster, now.Add(time.Hour)
+	for _, c := range x.peers {
+		if now.Before(c.until) && c.until.Before(x.relinkAt) {
+			x.relinkAt = c.until
+		}
 	}
 	want := map[string]bool{}
 	for _, node := range x.roster.neighbours(x.node, "", x.avoided) {
@@ -73,6 +80,7 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 			err := x.listen(ctx, to, l)
 			x.mu.Lock()
 			delete(x.links, node)
+			x.relinkAt = time.Time{}
 			x.mu.Unlock()
 			if err == nil && time.Since(begun) < time.Minute {
 				err = errShort
