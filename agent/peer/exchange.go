@@ -93,26 +93,28 @@ type Exchange struct {
 	collector Collector // set by Attach, before Run
 
 	// mu guards everything below. The directory's locks may be taken under it.
-	mu      sync.Mutex
-	roster  *roster       // nil before the first members
-	since   time.Time     // of the first members
-	moved   time.Time     // when their nodes changed last
-	synced  bool          // it is known what others know, or nobody says it
-	ready   bool          // to collect: synced, and the nodes are quiet
-	news    chan struct{} // closed and replaced when something below changed
-	records map[nodecache.OwnerKey]*Record
-	sums    [buckets]uint64 // of the ids of records
-	journal []entry         // of records in the order in which they came
-	base    int             // how many were dropped from the front of it
-	files   *fileStore
-	local   map[nodecache.OwnerKey]*local // that have an eligible pod here
-	quests  map[nodecache.OwnerKey]*quest
-	waiting map[nodecache.OwnerKey]arrival    // records that may count soon
-	partial map[nodecache.OwnerKey]arrival    // records that lack files
-	lacking map[fileHash][]nodecache.OwnerKey // whose partial record does, or did
-	peers   map[string]*contact
-	links   map[string]*link
-	again   map[nodecache.OwnerKey]struct{} // to be looked at
+	mu       sync.Mutex
+	roster   *roster       // nil before the first members
+	since    time.Time     // of the first members
+	moved    time.Time     // when their nodes changed last
+	synced   bool          // it is known what others know, or nobody says it
+	ready    bool          // to collect: synced, and the nodes are quiet
+	news     chan struct{} // closed and replaced when something below changed
+	records  map[nodecache.OwnerKey]*Record
+	sums     [buckets]uint64 // of the ids of records
+	journal  []entry         // of records in the order in which they came
+	base     int             // how many were dropped from the front of it
+	files    *fileStore
+	local    map[nodecache.OwnerKey]*local // that have an eligible pod here
+	quests   map[nodecache.OwnerKey]*quest
+	waiting  map[nodecache.OwnerKey]arrival    // records that may count soon
+	partial  map[nodecache.OwnerKey]arrival    // records that lack files
+	lacking  map[fileHash][]nodecache.OwnerKey // whose partial record does, or did
+	peers    map[string]*contact
+	links    map[string]*link
+	linked   *roster                         // by which links were made
+	relinkAt time.Time                       // when they are to be looked at all the same
+	again    map[nodecache.OwnerKey]struct{} // to be looked at
 }
 
 // entry is a record that came by way of a node, empty for one's own.
@@ -365,6 +367,7 @@ func (x *Exchange) failed(node string, gone bool, err error) {
 	}
 	c.failures++
 	c.until = time.Now().Add(wait/2 + rand.N(wait))
+	x.relinkAt = time.Time{}
 	x.log.Debug("peer is left alone for a while", "node", node, "reason", c.reason, "failures", c.failures)
 	if was && !x.live(node) {
 		x.relocate()
@@ -380,6 +383,7 @@ func (x *Exchange) worked(node string) {
 	if c.failures > 0 {
 		was := x.live(node)
 		c.failures, c.until, c.reason, c.gone = 0, time.Time{}, "", false
+		x.relinkAt = time.Time{}
 		if !was {
 			x.relocate()
 		}

@@ -157,7 +157,14 @@ func (x *Exchange) pursue(now time.Time) {
 		}
 		for batch := range slices.Chunk(keys, maxFetch) {
 			if !budget.AllowN(now, 1) {
-				break // they stay due
+				for _, key := range batch {
+					q := x.quests[key]
+					q.due = now.Add(askAgain + rand.N(askAgain))
+					if q.wanted {
+						q.due = now.Add(time.Second)
+					}
+				}
+				continue
 			}
 			to := x.roster.byNode[node].Member
 			for _, key := range batch {

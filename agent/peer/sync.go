@@ -63,8 +63,15 @@ func (x *Exchange) takeWants(l *link) *peerv1.SyncRequest {
 func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.roster == nil || !x.known() {
+	now := time.Now()
+	if x.roster == nil || !x.known() || x.linked == x.roster && now.Before(x.relinkAt) {
 		return
+	}
+	x.linked, x.relinkAt = x.roster, now.Add(time.Hour)
+	for _, c := range x.peers {
+		if now.Before(c.until) && c.until.Before(x.relinkAt) {
+			x.relinkAt = c.until
+		}
 	}
 	want := map[string]bool{}
 	for _, node := range x.roster.neighbours(x.node, "", x.avoided) {
@@ -84,6 +91,7 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 		}
 		// What the first one has told the others need not tell again.
 		if len(x.links) > 0 && !x.synced || !x.linking.Allow() {
+			x.relinkAt = now.Add(tick)
 			break
 		}
 		ctx, cancel := context.WithCancel(ctx)
@@ -96,6 +104,7 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 			err := x.listen(ctx, to, l)
 			x.mu.Lock()
 			delete(x.links, node)
+			x.relinkAt = time.Time{}
 			x.mu.Unlock()
 			if err == nil && time.Since(begun) < time.Minute {
 				err = errShort
