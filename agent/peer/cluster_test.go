@@ -2,6 +2,7 @@ package peer_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"fmt"
 	"net"
 	"net/netip"
@@ -79,6 +80,10 @@ func start(t *testing.T, node string, change ...func(*peer.Options)) *agent {
 
 func (a *agent) member() peer.Member {
 	return peer.Member{Node: a.node, Address: a.address, Keys: []peer.Fingerprint{a.identity.Fingerprint()}}
+}
+
+func (a *agent) public() []byte {
+	return a.identity.Certificate().PrivateKey.(ed25519.PrivateKey).Public().(ed25519.PublicKey)
 }
 
 func members(as []*agent) []peer.Member {

@@ -86,29 +86,35 @@ type Exchange struct {
 	decode  func(*peerv1.Record) (*Record, error)
 	wanted  *rate.Limiter // fetches that somebody waits for
 	overdue *rate.Limiter // and others
+	linking *rate.Limiter // streams that are opened
 	serving *rate.Limiter // fetches of others
 	wake    chan struct{} // capacity 1: something is due
 
 	collector Collector // set by Attach, before Run
 
 	// mu guards everything below. The directory's locks may be taken under it.
-	mu      sync.Mutex
-	roster  *roster       // nil before the first members
-	ready   bool          // it is known what others know, or nobody says it
-	news    chan struct{} // closed and replaced when something below changed
-	records map[nodecache.OwnerKey]*Record
-	sums    [buckets]uint64 // of the ids of records
-	journal []entry         // of records in the order in which they came
-	base    int             // how many were dropped from the front of it
-	files   *fileStore
-	local   map[nodecache.OwnerKey]*local // that have an eligible pod here
-	quests  map[nodecache.OwnerKey]*quest
-	waiting map[nodecache.OwnerKey]arrival    // records that may count soon
-	partial map[nodecache.OwnerKey]arrival    // records that lack files
-	lacking map[fileHash][]nodecache.OwnerKey // whose partial record does, or did
-	peers   map[string]*contact
-	links   map[string]*link
-	again   map[nodecache.OwnerKey]struct{} // to be looked at
+	mu       sync.Mutex
+	roster   *roster       // nil before the first members
+	since    time.Time     // of the first members
+	moved    time.Time     // when their nodes changed last
+	synced   bool          // it is known what others know, or nobody says it
+	ready    bool          // to collect: synced, and the nodes are quiet
+	news     chan struct{} // closed and replaced when something below changed
+	records  map[nodecache.OwnerKey]*Record
+	sums     [buckets]uint64 // of the ids of records
+	journal  []entry         // of records in the order in which they came
+	base     int             // how many were dropped from the front of it
+	files    *fileStore
+	local    map[nodecache.OwnerKey]*local // that have an eligible pod here
+	quests   map[nodecache.OwnerKey]*quest
+	waiting  map[nodecache.OwnerKey]arrival    // records that may count soon
+	partial  map[nodecache.OwnerKey]arrival    // records that lack files
+	lacking  map[fileHash][]nodecache.OwnerKey // whose partial record does, or did
+	peers    map[string]*contact
+	links    map[string]*link
+	linked   *roster                         // by which links were made
+	relinkAt time.Time                       // when they are to be looked at all the same
+	again    map[nodecache.OwnerKey]struct{} // to be looked at
 }
 
 // entry is a record that came by way of a node, empty for one's own.
@@ -150,6 +156,7 @@ func New(o Options) *Exchange {
 		log: o.Logger, decode: o.decode,
 		wanted:  rate.NewLimiter(rate.Limit(wantedRate)/60, wantedBurst),
 		overdue: rate.NewLimiter(rate.Limit(overdueRate)/60, overdueBurst),
+		linking: rate.NewLimiter(linkRate, linkBurst),
 		serving: rate.NewLimiter(serveRate, serveBurst),
 		wake:    make(chan struct{}, 1),
 		news:    make(chan struct{}),
@@ -208,7 +215,7 @@ func (x *Exchange) keepTime(ctx context.Context, running *sync.WaitGroup) {
 	defer ticker.Stop()
 	gather := time.NewTimer(0)
 	defer gather.Stop()
-	swept, alone := time.Now(), time.Now()
+	swept := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -220,11 +227,7 @@ func (x *Exchange) keepTime(ctx context.Context, running *sync.WaitGroup) {
 		case <-ticker.C:
 		}
 		now := time.Now()
-		if !x.hasMembers() {
-			alone = now
-		} else if now.Sub(alone) >= firstSync {
-			x.becomeReady()
-		}
+		x.ripen(now)
 		x.relook()
 		x.relink(ctx, running)
 		x.pursue(now)
@@ -260,6 +263,13 @@ func (x *Exchange) setRoster(r *roster) {
 		x.mu.Unlock()
 		return
 	}
+	now := time.Now()
+	if x.roster == nil {
+		x.since = now
+	}
+	if x.roster == nil || !x.roster.sameNodes(r) {
+		x.moved = now
+	}
 	x.roster = r
 	for node, c := range x.peers {
 		if r.byNode[node] == nil && c.streams == 0 {
@@ -267,7 +277,7 @@ func (x *Exchange) setRoster(r *roster) {
 		}
 	}
 	if len(r.ring) == 0 || len(r.ring) == 1 && r.byNode[x.node] != nil {
-		x.ready = true // there is nobody to ask
+		x.synced = true // there is nobody to ask
 	}
 	for key := range x.waiting {
 		x.again[key] = struct{}{}
@@ -293,22 +303,27 @@ func (x *Exchange) relocate() {
 	x.rouse()
 }
 
-func (x *Exchange) hasMembers() bool {
+// ripen lets this agent collect once it is known what others know, as far as they
+// say it, and the nodes are quiet.
+func (x *Exchange) ripen(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.roster != nil
-}
-
-// becomeReady lets this agent collect: it is known by now what others know, as
-// far as they say it.
-func (x *Exchange) becomeReady() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if !x.ready {
+	if x.ready || x.roster == nil {
+		return
+	}
+	waited := now.Sub(x.since)
+	synced := x.synced || waited >= firstSync && x.known()
+	if synced && now.Sub(x.moved) >= quietTime || waited >= quietMost {
 		x.ready = true
 		x.relocate()
 		x.told()
 	}
+}
+
+// known needs mu. It tells whether others may know this agent's key: the watch has
+// shown it here.
+func (x *Exchange) known() bool {
+	return x.trust != nil || x.roster.byKey[x.id.Fingerprint()] == x.node
 }
 
 // live needs mu. It tells whether the node has an agent that could be asked when
@@ -352,6 +367,7 @@ func (x *Exchange) failed(node string, gone bool, err error) {
 	}
 	c.failures++
 	c.until = time.Now().Add(wait/2 + rand.N(wait))
+	x.relinkAt = time.Time{}
 	x.log.Debug("peer is left alone for a while", "node", node, "reason", c.reason, "failures", c.failures)
 	if was && !x.live(node) {
 		x.relocate()
@@ -367,6 +383,7 @@ func (x *Exchange) worked(node string) {
 	if c.failures > 0 {
 		was := x.live(node)
 		c.failures, c.until, c.reason, c.gone = 0, time.Time{}, "", false
+		x.relinkAt = time.Time{}
 		if !was {
 			x.relocate()
 		}

@@ -107,7 +107,7 @@ func (x *Exchange) pursue(now time.Time) {
 	var here []nodecache.OwnerKey
 	errands := map[string]*errand{}
 	x.mu.Lock()
-	if x.roster == nil || !x.ready {
+	if x.roster == nil || !x.ready || !x.known() {
 		x.mu.Unlock()
 		return
 	}
@@ -157,7 +157,14 @@ func (x *Exchange) pursue(now time.Time) {
 		}
 		for batch := range slices.Chunk(keys, maxFetch) {
 			if !budget.AllowN(now, 1) {
-				break // they stay due
+				for _, key := range batch {
+					q := x.quests[key]
+					q.due = now.Add(askAgain + rand.N(askAgain))
+					if q.wanted {
+						q.due = now.Add(time.Second)
+					}
+				}
+				continue
 			}
 			to := x.roster.byNode[node].Member
 			for _, key := range batch {
