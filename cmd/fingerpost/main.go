@@ -70,7 +70,6 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	})
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(), newInject(),
-		newAgent(), newBootstrap(), newDemo(), newInject(),
 		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newExplain(),
 		newRecollect(), newCheck(),
 		newXDS(), newVersion(),
