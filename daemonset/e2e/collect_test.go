@@ -5,7 +5,8 @@ package e2e_test
 import (
 	"encoding/json"
 	"fmt"
-	"sync"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 )
@@ -89,12 +90,15 @@ func TestRevisionIsAskedOnceInTheCluster(t *testing.T) {
 	}
 }
 
+// forget removes what an agent has written, on its node.
+const forget = "; rm -rf /var/lib/fingerpost/*"
+
 // lostOne kills the agent that asked, with all that it knew. The others know it
 // too.
 func lostOne(t *testing.T, pod string, by map[string]string) {
 	for node, origin := range by {
 		if origin == "self" {
-			forget(t, node)
+			kill(t, []string{node}, forget)
 		}
 	}
 	agentsReady(t)
@@ -110,11 +114,7 @@ func lostOne(t *testing.T, pod string, by map[string]string) {
 // lostAll kills all agents, with all that they knew: one asks again.
 func lostAll(t *testing.T, pod string) {
 	before := collects(t, "app=cart")
-	var all sync.WaitGroup
-	for node := range nodes(t) {
-		all.Go(func() { forget(t, node) })
-	}
-	all.Wait()
+	kill(t, slices.Collect(maps.Keys(nodes(t))), forget)
 	agentsReady(t)
 	check(t)
 	var by map[string]string
@@ -124,9 +124,4 @@ func lostAll(t *testing.T, pod string) {
 	if n > 1 {
 		t.Errorf("the revision was asked %d times after all agents were lost, want once", n)
 	}
-}
-
-// forget kills the agent of a node and removes what it had written.
-func forget(t *testing.T, node string) {
-	killAgent(t, node, "; rm -rf /var/lib/fingerpost/*")
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -165,54 +166,54 @@ func TestKilledAgents(t *testing.T) {
 	install(t)
 	settled(t, "app=cart", 3)
 	w := watch(t, callers)
-	before := restarts(t)
-	killAgents(t)
+	kill(t, slices.Collect(maps.Keys(nodes(t))), "")
 	// A change that only a living agent can tell.
 	gone := names(t, "app=cart")
 	kubectl(t, "-n", shop, "rollout", "restart", "deployment/cart")
 	rolledOut(t, shop, "deployment/cart")
 	settled(t, "app=cart", 3)
 	agentsReady(t)
-	for pod, n := range restarts(t) {
-		if was, there := before[pod]; !there || n != was+1 {
-			t.Errorf("agent %s has restarted %d times, before it was killed %d times (%v)", pod, n, was, there)
-		}
-	}
 	took := time.Since(w.start)
 	verdict(t, "every agent killed at once, rolling update meanwhile", w.end(t), gone, took, 0, "")
 }
 
-// restarts counts the restarts of each agent.
-func restarts(t *testing.T) map[string]int32 {
+// kill kills the agents of nodes at once, without a chance to say goodbye, has
+// the nodes' shells go on with then, and returns when each has been started
+// again, once.
+func kill(t *testing.T, nodes []string, then string) {
 	t.Helper()
-	by := map[string]int32{}
-	for _, p := range pods(t, agents, "app.kubernetes.io/name=fingerpost") {
-		for _, c := range p.Status.ContainerStatuses {
-			by[p.Name] += c.RestartCount
+	restarts := func() map[string]int32 {
+		by := map[string]int32{}
+		for _, p := range pods(t, agents, "app.kubernetes.io/name=fingerpost") {
+			for _, c := range p.Status.ContainerStatuses {
+				by[p.Spec.NodeName] += c.RestartCount
+			}
 		}
+		return by
 	}
-	return by
-}
-
-// killAgents kills every agent at once, without a chance to say goodbye.
-func killAgents(t *testing.T) {
-	t.Helper()
+	before := restarts()
 	var all sync.WaitGroup
-	for node := range nodes(t) {
-		all.Go(func() { killAgent(t, node, "") })
+	for _, node := range nodes {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), ripe)
+			defer cancel()
+			_, err := run(ctx, "", "docker", "exec", node, "sh", "-c",
+				`kill -9 $(crictl inspect -o go-template --template '{{.info.pid}}' $(crictl ps -q --name '^agent$' --label io.kubernetes.pod.namespace=`+agents+`))`+then)
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 	all.Wait()
-}
-
-// killAgent kills the agent of a node, and has the node's shell go on with then.
-func killAgent(t *testing.T, node, then string) {
-	ctx, cancel := context.WithTimeout(t.Context(), ripe)
-	defer cancel()
-	_, err := run(ctx, "", "docker", "exec", node, "sh", "-c",
-		`kill -9 $(crictl inspect -o go-template --template '{{.info.pid}}' $(crictl ps -q --name '^agent$' --label io.kubernetes.pod.namespace=`+agents+`))`+then)
-	if err != nil {
-		t.Error(err)
-	}
+	eventually(t, ripe, func() error {
+		now := restarts()
+		for _, node := range nodes {
+			if now[node] != before[node]+1 {
+				return fmt.Errorf("the agent of %s has been started %d times again, before %d times", node, now[node], before[node])
+			}
+		}
+		return nil
+	})
 }
 
 func TestAgentVersionThatNeverBecomesReady(t *testing.T) {
