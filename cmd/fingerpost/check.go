@@ -54,7 +54,7 @@ only the node is looked at.`,
 				return err
 			}
 			if n := r.Missing(); n > 0 {
-				return fmt.Errorf("check: %d things that are needed are missing: see those that say so", n)
+				return fmt.Errorf("check: what is needed is missing; rows that say so: %d", n)
 			}
 			return nil
 		},

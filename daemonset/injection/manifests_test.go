@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -304,35 +306,86 @@ func TestDefaultImageIsTheEnvoyOfTheTests(t *testing.T) {
 	}
 }
 
-func FuzzManifests(f *testing.F) {
+// sound checks what holds of any input: an error comes alone, without an
+// injection the output is the input, and a second pass changes nothing.
+func sound(t *testing.T, in []byte) {
+	t.Helper()
+	out, outcomes, err := injection.Manifests(in, injection.Options{})
+	if err != nil {
+		if out != nil || outcomes != nil {
+			t.Fatalf("an error and output, of\n%q", in)
+		}
+		return
+	}
+	if !slices.ContainsFunc(outcomes, func(o injection.Outcome) bool { return o.Mode != "" }) && !bytes.Equal(in, out) {
+		t.Fatalf("nothing is injected, and\n%q\ncomes out as\n%q", in, out)
+	}
+	again, _, err := injection.Manifests(out, injection.Options{})
+	if err != nil || !bytes.Equal(again, out) {
+		t.Fatalf("of\n%q\na second pass makes (%v) of\n%q\nthis:\n%q", in, err, out, again)
+	}
+}
+
+func seeds(t testing.TB) (all [][]byte) {
 	for _, pattern := range []string{"inject/*.[yj]*", "refuse/*.yaml"} {
-		for _, text := range files(f, pattern) {
-			f.Add(text)
+		list := files(t, pattern)
+		for _, name := range slices.Sorted(maps.Keys(list)) {
+			all = append(all, list[name])
 		}
 	}
-	for _, s := range []string{"a: &a [*a]", "<<: {}\n", "? {a: b}\n: c", "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"spec\":{\"containers\":[{}]}}", "---x\n--- |\n  t\n", "kind: List\nitems: {}"} {
-		f.Add([]byte(s))
+	for _, s := range []string{
+		"a: &a [*a]", "<<: {}\n", "? {a: b}\n: c", `{"apiVersion":"v1","kind":"Pod","spec":{"containers":[{}]}}`,
+		"---x\n--- |\n  t\n", "kind: List\nitems: {}", "apiVersion: v1\nkind: Pod\nspec: &s\n  containers: [{name: a}]\n  <<: *s\n",
+	} {
+		all = append(all, []byte(s))
 	}
-	f.Fuzz(func(t *testing.T, in []byte) {
-		out, outcomes, err := injection.Manifests(in, injection.Options{})
-		if err != nil {
-			if out != nil {
-				t.Fatal("an error and output")
+	return all
+}
+
+func FuzzManifests(f *testing.F) {
+	for _, s := range seeds(f) {
+		f.Add(s)
+	}
+	f.Fuzz(sound)
+}
+
+// TestBrokenManifestsAreNotMadeWorse is the fuzz test for every day: lines and
+// bytes of manifests moved, doubled, lost and changed, the same ones each time.
+func TestBrokenManifestsAreNotMadeWorse(t *testing.T) {
+	all := seeds(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	rounds := 5000
+	if testing.Short() {
+		rounds = 1000
+	}
+	const odd = "&*<>{}[]:-|!%@#'\"\\\t \r\n.?,0a\x00\xff"
+	for range rounds {
+		text := slices.Clone(all[r.IntN(len(all))])
+		for range 1 + r.IntN(4) {
+			lines := bytes.SplitAfter(text, []byte("\n"))
+			i, j := r.IntN(len(lines)), r.IntN(len(lines))
+			switch at := r.IntN(len(text) + 1); r.IntN(7) {
+			case 0:
+				lines = slices.Delete(lines, i, i+1)
+				text = bytes.Join(lines, nil)
+			case 1:
+				text = bytes.Join(slices.Insert(lines, i, lines[j]), nil)
+			case 2:
+				lines[i], lines[j] = lines[j], lines[i]
+				text = bytes.Join(lines, nil)
+			case 3:
+				text = slices.Insert(text, at, odd[r.IntN(len(odd))])
+			case 4:
+				if at < len(text) {
+					text[at] = odd[r.IntN(len(odd))]
+				}
+			case 5:
+				text = text[:at]
+			case 6:
+				lines[i] = append([]byte("  "), lines[i]...)
+				text = bytes.Join(lines, nil)
 			}
-			return
 		}
-		injected := 0
-		for _, o := range outcomes {
-			if o.Mode != "" {
-				injected++
-			}
-		}
-		if injected == 0 && !bytes.Equal(in, out) {
-			t.Fatalf("nothing is injected, and\n%q\ncomes out as\n%q", in, out)
-		}
-		again, _, err := injection.Manifests(out, injection.Options{})
-		if err != nil || !bytes.Equal(again, out) {
-			t.Fatalf("second pass: %v\n%q\n%q", err, out, again)
-		}
-	})
+		sound(t, text)
+	}
 }

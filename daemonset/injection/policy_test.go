@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -389,15 +388,5 @@ func TestAPIServerAcceptsWhatInjectPrints(t *testing.T) {
 		if !kinds[kind] {
 			t.Errorf("no %s", kind)
 		}
-	}
-}
-
-func TestComponentIsWhatTheCodeWrites(t *testing.T) {
-	want, err := injection.Policies(injection.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := os.ReadFile(filepath.Join("..", "components", "injection", "policy.yaml")); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("policy.yaml is not up to date, run go generate ./daemonset/injection (%v)", err)
 	}
 }

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -17,8 +18,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/xds"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/fingerpost/fingerpost/daemonset/preflight"
 	"github.com/fingerpost/fingerpost/test/harness"
 )
 
@@ -239,4 +242,96 @@ func TestInjectedProgramFindsServicesWithoutAProxy(t *testing.T) {
 	}
 	reaches(t, dial(t, "xds:///shop.v1.Cart", grpc.WithResolvers(resolver)), "shop.v1.Cart", "cart-1-a", "cart-1-b")
 	a.connected("prod/program", "cds", "eds", "lds")
+}
+
+func TestInjectReadsFilesAndStandardInput(t *testing.T) {
+	manifest := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: app, image: app}]}\n"
+	file := filepath.Join(t.TempDir(), "m.yaml")
+	if err := os.WriteFile(file, []byte(manifest), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, code := run(t, "inject", "-f", file)
+	if code != 0 || !strings.Contains(out, "fingerpost-envoy") || errs != "Pod p: injected, mode envoy\n" {
+		t.Errorf("exit %d, %s\n%s", code, errs, out)
+	}
+	cmd := exec.Command(program, "inject", "-f", "-")
+	cmd.Stdin = strings.NewReader(out)
+	again, err := cmd.Output()
+	if err != nil || string(again) != out {
+		t.Errorf("from standard input, a second time: %v\n%s", err, again)
+	}
+	// The environment sets flags, as of every command.
+	if out, _, code = runWith(t, []string{"FINGERPOST_MODE=grpc"}, "inject", "-f", file); code != 0 || !strings.Contains(out, "GRPC_XDS_BOOTSTRAP_CONFIG") {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	if out, _, code = run(t, "inject", "--policies", "--image", "mine:1"); code != 0 || !strings.Contains(out, "mine:1") || !strings.Contains(out, "kind: ValidatingAdmissionPolicyBinding") {
+		t.Errorf("exit %d\n%.500s", code, out)
+	}
+}
+
+func TestInjectThatFailsPrintsNothingButWhy(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	pod := "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {hostNetwork: %v, containers: [{name: app, image: app}]}\n"
+	second := file("second", fmt.Sprintf(pod, "a", false)+"---\n"+fmt.Sprintf(pod, "b", true))
+	refused(t, 1, second+": document 2 (line 6), Pod b: the pod has hostNetwork", nil, "inject", "-f", second)
+	refused(t, 1, "document 1 (line 1): cannot be read", nil, "inject", "-f", file("broken", "a: [\nb: c\n"))
+	refused(t, 1, "there is nothing in it", nil, "inject", "-f", file("empty", "\n"))
+	refused(t, 1, "no such file", nil, "inject", "-f", filepath.Join(dir, "none"))
+	refused(t, 2, "--filename is needed", nil, "inject")
+	refused(t, 2, `--mode "x"`, nil, "inject", "-f", second, "--mode", "x")
+	refused(t, 2, "is the one on which the sidecar answers", nil, "inject", "--policies", "--egress-port", "15002")
+	refused(t, 2, "--policies reads no file", nil, "inject", "--policies", "-f", second)
+}
+
+func TestCheckWithoutAClusterLooksAtTheNode(t *testing.T) {
+	none := []string{"KUBECONFIG=" + filepath.Join(t.TempDir(), "none"), "HOME=" + t.TempDir()}
+	out, errs, code := runWith(t, none, "check", "-o", "json")
+	var r preflight.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || errs != "" {
+		t.Fatalf("exit %d, %v, %s\n%s", code, err, errs, out)
+	}
+	last := r.Findings[len(r.Findings)-1]
+	if r.Cluster != "" || last.About != "cluster" || last.State != preflight.Unknown || !strings.Contains(last.Means, "only the node") {
+		t.Errorf("%+v", r)
+	}
+	out, _, code = runWith(t, none, "check", "--node")
+	if code != 0 || !strings.Contains(out, "node: kernel") || strings.Contains(out, "cluster ") {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	refused(t, 1, "kubeconfig", nil, "check", "--kubeconfig", filepath.Join(t.TempDir(), "none"))
+	refused(t, 2, "--output", nil, "check", "-o", "xml")
+}
+
+func TestCheckOfAClusterThatLacksSomethingExits1(t *testing.T) {
+	s := harness.SharedAPIServer(t)
+	ns := s.Namespace(t)
+	_, err := s.Client.CoreV1().Pods(ns).Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "asks", Labels: map[string]string{"fingerpost.dev/inject": "envoy"}},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "app", Image: "app"}}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := run(t, "check", "--kubeconfig", s.Kubeconfig); code != 0 || !strings.Contains(out, "namespace "+ns) {
+		t.Errorf("exit %d, %s\n%s", code, errs, out)
+	}
+	n, err := s.Client.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Labels["pod-security.kubernetes.io/enforce"] = "baseline"
+	if _, err := s.Client.CoreV1().Namespaces().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, code := run(t, "check", "--kubeconfig", s.Kubeconfig, "-o", "yaml")
+	if code != 1 || !strings.Contains(out, "enforces Pod Security baseline") || !strings.Contains(errs, "rows that say so: 1") {
+		t.Errorf("exit %d, %s\n%s", code, errs, out)
+	}
 }

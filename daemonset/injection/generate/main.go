@@ -17,18 +17,26 @@ func main() {
 }
 
 func run(components string) error {
-	for path, write := range map[string]func(injection.Options) ([]byte, error){
-		"injection/policy.yaml": injection.Policies,
-	} {
-		text, err := write(injection.Options{})
-		if err != nil {
-			return err
-		}
-		path = filepath.Join(components, filepath.FromSlash(path))
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, text, 0o644); err != nil {
+	policies, err := injection.Policies(injection.Options{})
+	if err != nil {
+		return err
+	}
+	if err := write(filepath.Join(components, "injection"), map[string][]byte{"policy.yaml": policies}); err != nil {
+		return err
+	}
+	patches, err := injection.Patches(injection.Options{})
+	if err != nil {
+		return err
+	}
+	return write(filepath.Join(components, "injection-patches"), patches)
+}
+
+func write(dir string, files map[string][]byte) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
 			return err
 		}
 	}
