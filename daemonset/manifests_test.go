@@ -329,6 +329,22 @@ func TestOverlayProductionAddsAPodMonitorAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestComponentStartupTaintAddsItsRightWithThePolicyThatBoundsIt(t *testing.T) {
+	want := append(names(rendered(t, base)), "ClusterRole/fingerpost-startup-taint", "ClusterRoleBinding/fingerpost-startup-taint",
+		"ValidatingAdmissionPolicy/fingerpost-startup-taint", "ValidatingAdmissionPolicyBinding/fingerpost-startup-taint")
+	slices.Sort(want)
+	if got := names(rendered(t, startupTaint)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	lifts := corev1.EnvVar{Name: "FINGERPOST_LIFT_TAINT", Value: "true"}
+	if _, agent := agentPodOf(t, startupTaint); !slices.Contains(agent.Env, lifts) {
+		t.Errorf("the agent lifts nothing: %v", agent.Env)
+	}
+	if _, agent := agentPod(t); slices.Contains(agent.Env, lifts) {
+		t.Error("the base lifts it too, and has no right to")
+	}
+}
+
 func TestOperationsSaysOfEveryObjectWhyItIsThere(t *testing.T) {
 	text, err := os.ReadFile("../docs/operations.md")
 	if err != nil {
