@@ -161,16 +161,21 @@ func TestFailureOfAPeerIsToldOnceAndGivesWay(t *testing.T) {
 // one's own, pods that come and go. What is left is what came last of those that
 // counted, and never less.
 func TestPeerAnswersRaceCollectsAndRemovals(t *testing.T) {
-	d := nodecache.New(nodecache.Options{})
-	base := time.Now()
-	for round := range 2000 {
-		at := base.Add(time.Duration(round) * time.Minute)
+	at := time.Now()
+	for round := range 3000 {
+		d := nodecache.New(nodecache.Options{})
 		d.UpsertPod(pod("a", "192.0.2.1", atNode("n1")))
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			if r, err := d.Begin(key); err == nil {
-				_ = d.Fail(r, "no", at) // must not undo the answer
+			r, err := d.Begin(key)
+			if err != nil {
+				return
 			}
+			if d.Learned(key).Info != nil { // as the collector does
+				_ = d.Abandon(r)
+				return
+			}
+			_ = d.Fail(r, "no", at) // must not undo the answer
 		})
 		wg.Go(func() { d.RemovePod("a"); d.UpsertPod(pod("a", "192.0.2.1", atNode("n1"))) })
 		var err error
