@@ -121,7 +121,7 @@ func (a *Agent) saysState(ep *resources.EndpointView, service string) string {
 
 // knowledge says what is known of an owner, and why not more.
 func (a *Agent) knowledge(o *nodecache.Owner) string {
-	return strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": ")
+	return strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.only).Reason, ": ")
 }
 
 // ledTo says to which ports a Service leads.

@@ -83,7 +83,7 @@ func (a *agent) member() peer.Member {
 }
 
 func (a *agent) public() []byte {
-	return a.identity.Certificate.PrivateKey.(ed25519.PrivateKey).Public().(ed25519.PublicKey)
+	return a.identity.Certificate().PrivateKey.(ed25519.PrivateKey).Public().(ed25519.PublicKey)
 }
 
 func members(as []*agent) []peer.Member {

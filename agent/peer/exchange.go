@@ -86,6 +86,7 @@ type Exchange struct {
 	decode  func(*peerv1.Record) (*Record, error)
 	wanted  *rate.Limiter // fetches that somebody waits for
 	overdue *rate.Limiter // and others
+	linking *rate.Limiter // streams that are opened
 	serving *rate.Limiter // fetches of others
 	wake    chan struct{} // capacity 1: something is due
 
@@ -94,7 +95,10 @@ type Exchange struct {
 	// mu guards everything below. The directory's locks may be taken under it.
 	mu       sync.Mutex
 	roster   *roster       // nil before the first members
-	ready    bool          // it is known what others know, or nobody says it
+	since    time.Time     // of the first members
+	moved    time.Time     // when their nodes changed last
+	synced   bool          // it is known what others know, or nobody says it
+	ready    bool          // to collect: synced, and the nodes are quiet
 	news     chan struct{} // closed and replaced when something below changed
 	records  map[nodecache.OwnerKey]*Record
 	sums     [buckets]uint64 // of the ids of records
@@ -152,6 +156,7 @@ func New(o Options) *Exchange {
 		log: o.Logger, decode: o.decode,
 		wanted:  rate.NewLimiter(rate.Limit(wantedRate)/60, wantedBurst),
 		overdue: rate.NewLimiter(rate.Limit(overdueRate)/60, overdueBurst),
+		linking: rate.NewLimiter(linkRate, linkBurst),
 		serving: rate.NewLimiter(serveRate, serveBurst),
 		wake:    make(chan struct{}, 1),
 		news:    make(chan struct{}),
@@ -210,7 +215,7 @@ func (x *Exchange) keepTime(ctx context.Context, running *sync.WaitGroup) {
 	defer ticker.Stop()
 	gather := time.NewTimer(0)
 	defer gather.Stop()
-	swept, alone := time.Now(), time.Now()
+	swept := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -222,11 +227,7 @@ func (x *Exchange) keepTime(ctx context.Context, running *sync.WaitGroup) {
 		case <-ticker.C:
 		}
 		now := time.Now()
-		if !x.hasMembers() {
-			alone = now
-		} else if now.Sub(alone) >= firstSync {
-			x.becomeReady()
-		}
+		x.ripen(now)
 		x.relook()
 		x.relink(ctx, running)
 		x.pursue(now)
@@ -262,6 +263,13 @@ func (x *Exchange) setRoster(r *roster) {
 		x.mu.Unlock()
 		return
 	}
+	now := time.Now()
+	if x.roster == nil {
+		x.since = now
+	}
+	if x.roster == nil || !x.roster.sameNodes(r) {
+		x.moved = now
+	}
 	x.roster = r
 	for node, c := range x.peers {
 		if r.byNode[node] == nil && c.streams == 0 {
@@ -269,7 +277,7 @@ func (x *Exchange) setRoster(r *roster) {
 		}
 	}
 	if len(r.ring) == 0 || len(r.ring) == 1 && r.byNode[x.node] != nil {
-		x.ready = true // there is nobody to ask
+		x.synced = true // there is nobody to ask
 	}
 	for key := range x.waiting {
 		x.again[key] = struct{}{}
@@ -295,22 +303,27 @@ func (x *Exchange) relocate() {
 	x.rouse()
 }
 
-func (x *Exchange) hasMembers() bool {
+// ripen lets this agent collect once it is known what others know, as far as they
+// say it, and the nodes are quiet.
+func (x *Exchange) ripen(now time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.roster != nil
-}
-
-// becomeReady lets this agent collect: it is known by now what others know, as
-// far as they say it.
-func (x *Exchange) becomeReady() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if !x.ready {
+	if x.ready || x.roster == nil {
+		return
+	}
+	waited := now.Sub(x.since)
+	synced := x.synced || waited >= firstSync && x.known()
+	if synced && now.Sub(x.moved) >= quietTime || waited >= quietMost {
 		x.ready = true
 		x.relocate()
 		x.told()
 	}
+}
+
+// known needs mu. It tells whether others may know this agent's key: the watch has
+// shown it here.
+func (x *Exchange) known() bool {
+	return x.trust != nil || x.roster.byKey[x.id.Fingerprint()] == x.node
 }
 
 // live needs mu. It tells whether the node has an agent that could be asked when
@@ -379,7 +392,7 @@ func (x *Exchange) worked(node string) {
 
 // speaks needs mu. It tells whether the record's key speaks for its node.
 func (x *Exchange) speaks(r *Record) bool {
-	if r.print == x.id.fingerprint {
+	if r.print == x.id.Fingerprint() {
 		return r.node == x.node
 	}
 	if x.trust != nil {

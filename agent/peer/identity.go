@@ -9,17 +9,24 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"sync/atomic"
 	"time"
 )
 
 // Identity is what an agent shows to others: a TLS certificate, and the key by
-// which it signs what it says. It is immutable.
+// which it signs what it says. It is safe for concurrent use.
 type Identity struct {
-	Certificate tls.Certificate
 	// Attach puts the certificate into every record: others do not know the
-	// key's fingerprint from the agent's pod, and [Options.Trust] needs it.
+	// key's fingerprint from the agent's pod, and [Options.Trust] needs it. It is
+	// set at creation and read-only.
 	Attach bool
 
+	now atomic.Pointer[showing]
+}
+
+// showing is what is shown at one moment. It is immutable.
+type showing struct {
+	certificate tls.Certificate
 	private     ed25519.PrivateKey
 	fingerprint Fingerprint
 }
@@ -52,17 +59,26 @@ func NewIdentity(node string) (*Identity, error) {
 // IdentityOf is the identity of a certificate with its key, which has to be an
 // Ed25519 key.
 func IdentityOf(c tls.Certificate) (*Identity, error) {
-	private, ok := c.PrivateKey.(ed25519.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("the key is a %T, and peers sign with Ed25519: make one with openssl genpkey -algorithm ed25519", c.PrivateKey)
-	}
-	if len(c.Certificate) == 0 {
-		return nil, errors.New("there is no certificate")
-	}
-	id := &Identity{Certificate: c, private: private}
-	id.fingerprint = FingerprintOf(private.Public().(ed25519.PublicKey))
-	return id, nil
+	id := &Identity{}
+	return id, id.Renew(c)
 }
 
+// Renew exchanges the certificate, and the key with it: for what is signed and
+// for connections that are made from now on. The error is that of IdentityOf.
+func (id *Identity) Renew(c tls.Certificate) error {
+	private, ok := c.PrivateKey.(ed25519.PrivateKey)
+	if !ok {
+		return fmt.Errorf("the key is a %T, and peers sign with Ed25519: make one with openssl genpkey -algorithm ed25519", c.PrivateKey)
+	}
+	if len(c.Certificate) == 0 {
+		return errors.New("there is no certificate")
+	}
+	id.now.Store(&showing{c, private, FingerprintOf(private.Public().(ed25519.PublicKey))})
+	return nil
+}
+
+// Certificate is that of the moment.
+func (id *Identity) Certificate() *tls.Certificate { return &id.now.Load().certificate }
+
 // Fingerprint is that of the key, which others have to find on the agent's pod.
-func (id *Identity) Fingerprint() Fingerprint { return id.fingerprint }
+func (id *Identity) Fingerprint() Fingerprint { return id.now.Load().fingerprint }

@@ -35,6 +35,14 @@ const (
 	// The first Sync is waited for before anything is collected that others may
 	// know already.
 	firstSync = 3 * time.Second
+	// Nor is anything collected while agents come and go, since each sees others
+	// at a time of its own and would place owners otherwise: the nodes have to have
+	// been the same for quietTime. That is waited for at most quietMost.
+	quietTime = 2 * time.Second
+	quietMost = 10 * time.Second
+
+	// Streams are opened at linkRate a second, and linkBurst at once.
+	linkRate, linkBurst = 2, 4
 
 	// Who has pods of an owner looks after it when nothing came for hostGrace,
 	// one after the other, hostStep apart; all others after farGrace, spread over

@@ -104,6 +104,19 @@ func (r *roster) equal(s *roster) bool {
 	return slices.EqualFunc(r.ring, s.ring, func(a, b *seat) bool { return a.Member.equal(b.Member) })
 }
 
+// sameNodes tells whether both have the same nodes.
+func (r *roster) sameNodes(s *roster) bool {
+	if len(r.ring) != len(s.ring) {
+		return false
+	}
+	for node := range r.byNode {
+		if s.byNode[node] == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // neighbours are the members from which the node lets itself be told: the two
 // beside it on the ring, so that everybody has two who listen to it, and two
 // more by rendezvous, one of its own zone and one of any, so that the way

@@ -107,7 +107,7 @@ func (x *Exchange) pursue(now time.Time) {
 	var here []nodecache.OwnerKey
 	errands := map[string]*errand{}
 	x.mu.Lock()
-	if x.roster == nil || !x.ready {
+	if x.roster == nil || !x.ready || !x.known() {
 		x.mu.Unlock()
 		return
 	}

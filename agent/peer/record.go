@@ -75,14 +75,15 @@ func signedBytes(statement []byte) []byte { return append([]byte(signedAs), stat
 
 // sign makes a record of a statement.
 func sign(id *Identity, st *peerv1.Statement) (*Record, error) {
-	raw := &peerv1.Record{PublicKey: id.private.Public().(ed25519.PublicKey)}
+	by := id.now.Load()
+	raw := &peerv1.Record{PublicKey: by.private.Public().(ed25519.PublicKey)}
 	var err error
 	if raw.Statement, err = (proto.MarshalOptions{Deterministic: true}).Marshal(st); err != nil {
 		return nil, err
 	}
-	raw.Signature = ed25519.Sign(id.private, signedBytes(raw.GetStatement()))
+	raw.Signature = ed25519.Sign(by.private, signedBytes(raw.GetStatement()))
 	if id.Attach {
-		raw.Certificate = id.Certificate.Certificate[0]
+		raw.Certificate = by.certificate.Certificate[0]
 	}
 	r, err := decode(raw)
 	if err == nil {

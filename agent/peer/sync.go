@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -15,25 +16,46 @@ import (
 	peerv1 "github.com/fingerpost/fingerpost/agent/peer/fingerpost/peer/v1"
 )
 
-// link is a stream by which another agent tells this one what comes.
+// link is a stream by which another agent tells this one what comes. Its fields
+// are guarded by Exchange.mu, but for what says otherwise.
 type link struct {
-	cancel context.CancelFunc
-	wants  chan []fileHash
-	open   bool // Exchange.mu: all that differed has come
+	cancel context.CancelFunc // read-only
+	wake   chan struct{}      // capacity 1: there is something to want; read-only
+	open   bool               // all that differed has come
+	wants  []fileHash         // that are not asked for yet
+	asked  map[fileHash]time.Time
 }
 
-// want asks for files; what has no room is asked for again with the next copy
-// of the record, or by Fetch.
+// want needs Exchange.mu. It asks for files, unless that was done just now: many records have the same.
 func (l *link) want(files []fileHash) {
-	for len(files) > 0 {
-		n := min(len(files), maxWant)
-		select {
-		case l.wants <- files[:n]:
-		default:
-			return
+	now := time.Now()
+	for _, h := range files {
+		if at, ok := l.asked[h]; ok && now.Sub(at) < filesTime {
+			continue
 		}
-		files = files[n:]
+		l.asked[h] = now
+		l.wants = append(l.wants, h)
 	}
+	if len(l.wants) > 0 {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// takeWants takes as many as one request may have of the files to ask for.
+func (x *Exchange) takeWants(l *link) *peerv1.SyncRequest {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	req := &peerv1.SyncRequest{}
+	for _, h := range l.wants[:min(len(l.wants), maxWant)] {
+		req.Files = append(req.Files, h[:])
+	}
+	if l.wants = l.wants[len(req.GetFiles()):]; len(l.wants) == 0 {
+		l.wants = nil
+	}
+	return req
 }
 
 // relink opens streams to those who are neighbours now, and closes others. Only
@@ -42,7 +64,7 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	now := time.Now()
-	if x.roster == nil || x.linked == x.roster && now.Before(x.relinkAt) {
+	if x.roster == nil || !x.known() || x.linked == x.roster && now.Before(x.relinkAt) {
 		return
 	}
 	x.linked, x.relinkAt = x.roster, now.Add(time.Hour)
@@ -55,11 +77,8 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 	for _, node := range x.roster.neighbours(x.node, "", x.avoided) {
 		want[node] = true
 	}
-	if len(want) == 0 && len(x.roster.ring) > 1 && !x.ready {
-		// All were tried in vain.
-		x.ready = true
-		x.relocate()
-		x.told()
+	if len(want) == 0 && len(x.roster.ring) > 1 {
+		x.synced = true // all were tried in vain
 	}
 	for node, l := range x.links {
 		if !want[node] {
@@ -70,8 +89,13 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 		if x.links[node] != nil {
 			continue
 		}
+		// What the first one has told the others need not tell again.
+		if len(x.links) > 0 && !x.synced || !x.linking.Allow() {
+			x.relinkAt = now.Add(tick)
+			break
+		}
 		ctx, cancel := context.WithCancel(ctx)
-		l := &link{cancel: cancel, wants: make(chan []fileHash, 64)}
+		l := &link{cancel: cancel, wake: make(chan struct{}, 1), asked: map[fileHash]time.Time{}}
 		to := x.roster.byNode[node].Member
 		x.links[node] = l
 		running.Go(func() {
@@ -134,20 +158,22 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 	sending.Go(func() {
 		for {
 			select {
-			case files := <-l.wants:
-				req := &peerv1.SyncRequest{}
-				for _, h := range files {
-					req.Files = append(req.Files, h[:])
-				}
-				if stream.Send(req) != nil {
-					return // Recv says why
+			case <-l.wake:
+				for {
+					req := x.takeWants(l)
+					if len(req.GetFiles()) == 0 {
+						break
+					}
+					if stream.Send(req) != nil {
+						return // Recv says why
+					}
 				}
 			case <-ctx.Done():
 				return
 			}
 		}
 	})
-	complete := false
+	complete, forgot := false, time.Now()
 	for {
 		resp, err := stream.Recv()
 		if err != nil {
@@ -162,15 +188,21 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 		if err := x.take(to.Node, resp.GetRecords()); err != nil {
 			return err
 		}
+		if now := time.Now(); now.Sub(forgot) > time.Minute {
+			forgot = now
+			x.mu.Lock()
+			maps.DeleteFunc(l.asked, func(_ fileHash, at time.Time) bool { return now.Sub(at) > filesTime })
+			x.mu.Unlock()
+		}
 		switch {
 		case resp.GetComplete() && !complete:
 			complete = true
 			silence.Stop()
 			x.worked(to.Node)
 			x.mu.Lock()
-			l.open = true
+			l.open, x.synced = true, true
 			x.mu.Unlock()
-			x.becomeReady()
+			x.rouse()
 		case !complete:
 			silence.Reset(syncBound)
 		}

@@ -86,7 +86,11 @@ func (t *Transport) speaksFor(c *x509.Certificate) (string, error) {
 }
 
 func (t *Transport) tls() *tls.Config {
-	return &tls.Config{Certificates: []tls.Certificate{t.id.Certificate}, MinVersion: tls.VersionTLS13}
+	return &tls.Config{
+		MinVersion:           tls.VersionTLS13,
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.id.Certificate(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.id.Certificate(), nil },
+	}
 }
 
 // Retain is that of [Network].

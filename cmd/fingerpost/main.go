@@ -70,7 +70,7 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	})
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(),
-		newStatus(), newServices(), newOwners(), newProxies(), newExplain(),
+		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newExplain(),
 		newRecollect(),
 		newXDS(), newVersion(),
 	)
