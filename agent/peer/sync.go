@@ -139,6 +139,7 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 		if cause := context.Cause(ctx); cause != nil && outer.Err() == nil {
 			err = cause
 		}
+		x.refused(err)
 		x.metrics.asked("sync", ended(err))
 		err = ended(err)
 	}()
@@ -176,14 +177,12 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 	for {
 		resp, err := stream.Recv()
 		if err != nil {
-			x.refused(err)
 			return err
 		}
 		for _, r := range resp.GetRecords() {
 			budget -= int64(proto.Size(r))
 		}
 		if budget -= int64(x.takeFiles(resp.GetFiles())); budget < 0 {
-			x.refused(errTooMuch)
 			return errTooMuch
 		}
 		if err := x.take(to.Node, resp.GetRecords()); err != nil {
