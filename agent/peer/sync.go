@@ -188,7 +188,11 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 		if err := x.take(to.Node, resp.GetRecords()); err != nil {
 			return err
 		}
-		if now := time.Now(); now.Sub(forgot) > time.Minute {
+		now := time.Now()
+		x.mu.Lock()
+		x.contact(to.Node).last = now
+		x.mu.Unlock()
+		if now.Sub(forgot) > time.Minute {
 			forgot = now
 			x.mu.Lock()
 			maps.DeleteFunc(l.asked, func(_ fileHash, at time.Time) bool { return now.Sub(at) > filesTime })

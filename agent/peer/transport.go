@@ -42,6 +42,8 @@ const (
 // certificates; each side looks whether the other's key speaks for a node, and
 // for the node that it meant. It is safe for concurrent use.
 type Transport struct {
+	traffic traffic
+
 	id    *Identity                                       // read-only
 	trust Trust                                           // read-only; nil: by keys
 	dial  func(context.Context, string) (net.Conn, error) // read-only; nil: TCP
@@ -136,6 +138,7 @@ func (t *Transport) conn(to Member) (*grpc.ClientConn, error) {
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		grpc.WithNoProxy(),
+		grpc.WithStatsHandler(&t.traffic),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(idleAfter),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
@@ -215,6 +218,7 @@ func (t *Transport) Serve(ctx context.Context, l net.Listener, x *Exchange) erro
 	}
 	s := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(config)),
+		grpc.StatsHandler(&t.traffic),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(32),
 		grpc.ConnectionTimeout(5*time.Second),
