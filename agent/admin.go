@@ -56,6 +56,7 @@ func (a *Agent) admin() http.Handler {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
 			v := viewOwner(o, a.only)
+			v.told(a, o)
 			v.differs(a.follower.Change(o.Key))
 			views = append(views, v)
 		}

@@ -145,6 +145,7 @@ func (a *Agent) newPeers(config *rest.Config) (*peers, error) {
 		}
 	}
 	p.transport = peer.NewTransport(identity, trust)
+	p.transport.Register(a.registry)
 	p.exchange = peer.New(peer.Options{
 		Node: c.nodeName(), Directory: peer.Over(a.dir), Identity: identity, Network: p.transport, Scheduler: a.scheduler, Trust: trust,
 		Remote: c.lastResort(), Logger: a.log, Metrics: a.registry,

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/fingerpost/fingerpost/agent/peer"
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 // PeerView is one row of the answer to /peers: the agent of another node, or of
@@ -39,10 +40,23 @@ func (a *Agent) viewPeers() []PeerView {
 	return views
 }
 
+// told adds who told of an owner, and when it was learned.
+func (v *OwnerView) told(a *Agent, o *nodecache.Owner) {
+	if o.Info == nil || o.Origin != nodecache.OriginPeer || a.peers == nil {
+		return
+	}
+	at := o.Info.Collected.UTC()
+	v.Peer, v.Collected = a.peers.exchange.Author(o.Key), &at
+}
+
 func viewPeer(s *peer.PeerStatus) PeerView {
 	v := PeerView{
 		Node: s.Node, Zone: s.Zone, Address: s.Address.String(), State: string(s.State),
 		Serving: s.Serving, LastError: s.Reason, Records: s.Records,
+	}
+	if !s.Last.IsZero() {
+		last := s.Last.UTC()
+		v.LastContact = &last
 	}
 	if !s.Until.IsZero() {
 		until := s.Until.UTC()

@@ -173,6 +173,11 @@ func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) st
 	} else if err != nil {
 		return c.stale(key)
 	}
+	if c.dir.Learned(key).Info != o.Info {
+		// Another agent's word came before Begin: a failure must not take it away.
+		_ = c.dir.Abandon(r) // stale or not, nothing is left to do
+		return ""
+	}
 	if f, ok := c.held(key); ok && !forced {
 		// A new generation of an owner whose server must be left alone.
 		if c.fail(r, &f) != nil {

@@ -146,6 +146,7 @@ type contact struct {
 	gone    bool
 	streams int           // that it has open to this agent
 	limiter *rate.Limiter // of its fetches
+	last    time.Time     // it answered
 }
 
 // New returns an exchange that knows no members yet: until SetMembers is called,
@@ -380,6 +381,7 @@ func (x *Exchange) worked(node string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	c := x.contact(node)
+	c.last = time.Now()
 	if c.failures > 0 {
 		was := x.live(node)
 		c.failures, c.until, c.reason, c.gone = 0, time.Time{}, "", false
@@ -507,6 +509,9 @@ func (x *Exchange) hold(r *Record, via string) {
 		x.base += drop
 	}
 	x.journal = append(x.journal, entry{r, via})
+	if via != "" {
+		x.metrics.taken.Inc()
+	}
 	x.told()
 }
 
@@ -831,6 +836,8 @@ type PeerStatus struct {
 	// both are zero after it has answered.
 	Reason string
 	Until  time.Time
+	// Last is when it answered last; zero: never.
+	Last time.Time
 	// Records is how many of the records held are this peer's word.
 	Records int
 }
@@ -853,7 +860,7 @@ func (x *Exchange) Status() []PeerStatus {
 			p.State = StateConnected
 		}
 		if c := x.peers[s.Node]; c != nil {
-			p.Serving, p.Reason, p.Until = c.streams > 0, c.reason, c.until
+			p.Serving, p.Reason, p.Until, p.Last = c.streams > 0, c.reason, c.until, c.last
 			if x.avoided(s.Node) {
 				p.State = StateBackoff
 			}
@@ -870,4 +877,15 @@ func (x *Exchange) Status() []PeerStatus {
 		return 1
 	})
 	return out
+}
+
+// Author returns the node whose agent said what is known of the owner; empty if
+// none did.
+func (x *Exchange) Author(key nodecache.OwnerKey) string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if r := x.records[key]; r != nil {
+		return r.node
+	}
+	return ""
 }

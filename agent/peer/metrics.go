@@ -11,6 +11,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	answers  *prometheus.CounterVec
 	signed   prometheus.Counter
+	taken    prometheus.Counter
 }
 
 // newMetrics registers the metrics with reg, unless that is nil.
@@ -22,6 +23,7 @@ func newMetrics(reg prometheus.Registerer, x *Exchange) *metrics {
 		rejected: vec("fingerpost_peer_rejected_total", "Records, files and messages of other agents that changed nothing, by reason.", "reason"),
 		requests: vec("fingerpost_peer_requests_total", "Requests made to other agents that have ended, by method and gRPC status.", "method", "code"),
 		answers:  vec("fingerpost_peer_served_total", "Requests of other agents that have ended, by method and gRPC status.", "method", "code"),
+		taken:    prometheus.NewCounter(prometheus.CounterOpts{Name: "fingerpost_peer_taken_total", Help: "Records of other agents that were taken."}),
 		signed:   prometheus.NewCounter(prometheus.CounterOpts{Name: "fingerpost_peer_signed_total", Help: "Records that this agent signed."}),
 	}
 	if reg == nil {
@@ -34,7 +36,7 @@ func newMetrics(reg prometheus.Registerer, x *Exchange) *metrics {
 			return float64(read())
 		})
 	}
-	reg.MustRegister(m.rejected, m.requests, m.answers, m.signed,
+	reg.MustRegister(m.rejected, m.requests, m.answers, m.signed, m.taken,
 		gauge("fingerpost_peer_members", "Agents of the cluster that can be reached.", func() int {
 			if x.roster == nil {
 				return 0

@@ -139,6 +139,7 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 		if cause := context.Cause(ctx); cause != nil && outer.Err() == nil {
 			err = cause
 		}
+		x.refused(err)
 		x.metrics.asked("sync", ended(err))
 		err = ended(err)
 	}()
@@ -176,20 +177,22 @@ func (x *Exchange) listen(ctx context.Context, to Member, l *link) (err error) {
 	for {
 		resp, err := stream.Recv()
 		if err != nil {
-			x.refused(err)
 			return err
 		}
 		for _, r := range resp.GetRecords() {
 			budget -= int64(proto.Size(r))
 		}
 		if budget -= int64(x.takeFiles(resp.GetFiles())); budget < 0 {
-			x.refused(errTooMuch)
 			return errTooMuch
 		}
 		if err := x.take(to.Node, resp.GetRecords()); err != nil {
 			return err
 		}
-		if now := time.Now(); now.Sub(forgot) > time.Minute {
+		now := time.Now()
+		x.mu.Lock()
+		x.contact(to.Node).last = now
+		x.mu.Unlock()
+		if now.Sub(forgot) > time.Minute {
 			forgot = now
 			x.mu.Lock()
 			maps.DeleteFunc(l.asked, func(_ fileHash, at time.Time) bool { return now.Sub(at) > filesTime })

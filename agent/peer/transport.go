@@ -42,8 +42,11 @@ const (
 // certificates; each side looks whether the other's key speaks for a node, and
 // for the node that it meant. It is safe for concurrent use.
 type Transport struct {
-	id    *Identity // read-only
-	trust Trust     // read-only; nil: by keys
+	traffic traffic
+
+	id    *Identity                                       // read-only
+	trust Trust                                           // read-only; nil: by keys
+	dial  func(context.Context, string) (net.Conn, error) // read-only; nil: TCP
 
 	// mu guards what follows.
 	mu    sync.Mutex
@@ -132,9 +135,10 @@ func (t *Transport) conn(to Member) (*grpc.ClientConn, error) {
 		}
 		return nil
 	}
-	c, err := grpc.NewClient("passthrough:///"+to.Address.String(),
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
 		grpc.WithNoProxy(),
+		grpc.WithStatsHandler(&t.traffic),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(idleAfter),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
@@ -143,7 +147,11 @@ func (t *Transport) conn(to Member) (*grpc.ClientConn, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second,
 		}),
-	)
+	}
+	if t.dial != nil {
+		options = append(options, grpc.WithContextDialer(t.dial))
+	}
+	c, err := grpc.NewClient("passthrough:///"+to.Address.String(), options...)
 	if err != nil {
 		return nil, err
 	}
@@ -210,6 +218,7 @@ func (t *Transport) Serve(ctx context.Context, l net.Listener, x *Exchange) erro
 	}
 	s := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(config)),
+		grpc.StatsHandler(&t.traffic),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(32),
 		grpc.ConnectionTimeout(5*time.Second),

@@ -146,7 +146,11 @@ func ownersTable(w *table, owners []agent.OwnerView) {
 		for _, name := range o.Dropped {
 			change = append(change, "-"+name)
 		}
-		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(services), some(change), o.Reason)
+		origin := o.Origin
+		if o.Peer != "" && o.Collected != nil {
+			origin = fmt.Sprintf("peer %s, %s ago", o.Peer, time.Since(*o.Collected).Round(time.Second))
+		}
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, origin, some(services), some(change), o.Reason)
 	}
 }
 
