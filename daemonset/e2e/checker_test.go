@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// endpoint is one row of `fingerpost services -o json`, as far as it matters.
+// service is one row of `fingerpost services -o json`, as far as it matters.
 type service struct {
 	Name      string `json:"name"`
 	Namespace string `json:"namespace"`
@@ -65,6 +65,30 @@ func readTruth(t testing.TB) (truth, error) {
 	return w, nil
 }
 
+// drains says how the view of a node's agent of a pod differs from one that is
+// ending and still serves.
+func drains(t testing.TB, node, pod string) error {
+	text, err := fingerpost(t, node, "services", "-o", "json")
+	if err != nil {
+		return err
+	}
+	var list []service
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		return err
+	}
+	for _, s := range list {
+		for _, e := range s.Endpoints {
+			if e.Pod == shop+"/"+pod {
+				if e.State != "draining" {
+					return fmt.Errorf("to the agent of %s %s is %s", node, pod, e.State)
+				}
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("the agent of %s does not have %s", node, pod)
+}
+
 // compare says how the view of a node's agent differs from the truth.
 func compare(t testing.TB, node string) error {
 	want, err := readTruth(t)
@@ -89,7 +113,7 @@ func compare(t testing.TB, node string) error {
 			switch {
 			case want.serving[row] && e.State != "draining":
 				delete(missing, row)
-			case want.draining[row]:
+			case want.draining[row] && e.State == "draining":
 			default:
 				extra = append(extra, row+" "+e.State)
 			}

@@ -125,6 +125,31 @@ func TestScaleFromZeroAndBack(t *testing.T) {
 	}
 }
 
+func TestPodThatEndsGetsNoNewCalls(t *testing.T) {
+	install(t)
+	args := func(more string) {
+		kubectl(t, "-n", shop, "patch", "deployment", "spare", "--type=json", "-p",
+			`[{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": ["serve", "-services", "shop.v1.Spare"`+more+`]}]`)
+	}
+	t.Cleanup(func() {
+		_, _ = run(cleanup(t), "", "kubectl", "-n", shop, "scale", "deployment/spare", "--replicas=0")
+	})
+	// Told to stop, these go on for longer than it takes to look.
+	args(`, "-linger", "20s"`)
+	kubectl(t, "-n", shop, "scale", "deployment/spare", "--replicas=2")
+	settled(t, "app=spare", 2)
+	check(t)
+	ending := pods(t, shop, "app=spare")[0].Name
+	kubectl(t, "-n", shop, "delete", "pod", ending, "--wait=false")
+	for node := range nodes(t) {
+		eventually(t, 15*time.Second, func() error { return drains(t, node, ending) })
+	}
+	check(t)
+	kubectl(t, "-n", shop, "scale", "deployment/spare", "--replicas=0")
+	args("")
+	settled(t, "app=spare", 0)
+}
+
 func TestDrainOfEachWorker(t *testing.T) {
 	install(t)
 	for _, node := range workers(t) {

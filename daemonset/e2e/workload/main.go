@@ -1,7 +1,7 @@
 // Workload is what the cluster tests run in pods: a gRPC server that says how
 // often it was asked what it serves, and a client that calls it all the time.
 //
-//	workload serve -services shop.v1.Cart,shop.v1.Stock [-port 50051] [-name NAME] [-pings 10s]
+//	workload serve -services shop.v1.Cart,shop.v1.Stock [-port 50051] [-name NAME] [-linger 10s]
 //	workload call  -services shop.v1.Cart,shop.v1.Stock [-target 127.0.0.1:15001]
 //	workload forge -target AGENT:9642
 //
@@ -89,9 +89,9 @@ func run(ctx context.Context, args []string) error {
 	case "serve":
 		port := f.Int("port", 50051, "port to listen at")
 		name := f.String("name", os.Getenv("POD_NAME"), "how the server calls itself")
-		pings := f.Duration("pings", 0, "permit clients to ping as often as this, without a call as well; 0: gRPC's default")
+		linger := f.Duration("linger", 0, "how long to go on as before once told to stop")
 		_ = f.Parse(args[1:]) // exits
-		return serve(ctx, o, *name, *port, strings.Split(*services, ","), *pings)
+		return serve(ctx, o, *name, *port, strings.Split(*services, ","), *linger)
 	case "call":
 		target := f.String("target", "127.0.0.1:15001", "where the sidecar listens")
 		timeout := f.Duration("timeout", 10*time.Second, "deadline of a unary call, and of an answer on a stream")

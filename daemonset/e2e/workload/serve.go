@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
 	"github.com/fingerpost/fingerpost/demo"
@@ -16,10 +15,10 @@ import (
 // grace is how long running calls may last once the server was told to stop.
 const grace = 5 * time.Second
 
-// serve runs the server until ctx ends, and then as any gRPC server should: it
-// takes no new calls and lets the running ones end.
-func serve(ctx context.Context, o *out, name string, port int, services []string, pings time.Duration) error {
-	opts := []grpc.ServerOption{grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+// serve runs the server until ctx ends, lingers, and then does as any gRPC server
+// should: it takes no new calls and lets the running ones end.
+func serve(ctx context.Context, o *out, name string, port int, services []string, linger time.Duration) error {
+	count := grpc.ChainStreamInterceptor(func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 		if strings.HasPrefix(info.FullMethod, "/grpc.reflection.") {
 			from := ""
 			if p, ok := peer.FromContext(s.Context()); ok {
@@ -28,16 +27,14 @@ func serve(ctx context.Context, o *out, name string, port int, services []string
 			o.write(Line{Kind: "collected", Server: from})
 		}
 		return next(srv, s)
-	})}
-	if pings > 0 {
-		opts = append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pings, PermitWithoutStream: true}))
-	}
-	s, err := demo.StartSample(name, fmt.Sprintf("0.0.0.0:%d", port), services, opts...)
+	})
+	s, err := demo.StartSample(name, fmt.Sprintf("0.0.0.0:%d", port), services, count)
 	if err != nil {
 		return err
 	}
 	o.write(Line{Kind: "serving", Server: s.Addr()})
 	<-ctx.Done()
+	time.Sleep(linger)
 	ended := make(chan struct{})
 	go func() { s.GracefulStop(); close(ended) }()
 	select {
