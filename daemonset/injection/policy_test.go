@@ -399,13 +399,13 @@ func TestPolicyTakesLargePods(t *testing.T) {
 	for _, mode := range []string{injection.Envoy, injection.GRPC} {
 		large := pod(mode, func(p *corev1.Pod) {
 			p.Spec.Containers = nil
-			for i := range 60 {
+			for i := range 40 {
 				c := corev1.Container{Name: fmt.Sprintf("app-%d", i), Image: "app"}
-				for j := range 200 {
+				for j := range 100 {
 					c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprintf("VARIABLE_%d", j), Value: strings.Repeat("x", 50)})
 				}
-				for j := range 30 {
-					c.Ports = append(c.Ports, corev1.ContainerPort{ContainerPort: int32(1000 + 30*i + j)})
+				for j := range 20 {
+					c.Ports = append(c.Ports, corev1.ContainerPort{ContainerPort: int32(1000 + 20*i + j)})
 					volume := fmt.Sprintf("v-%d", j)
 					c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/" + volume})
 					if i == 0 {
