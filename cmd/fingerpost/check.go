@@ -3,9 +3,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 
 	"github.com/fingerpost/fingerpost/agent"
 	"github.com/fingerpost/fingerpost/agent/kube"
@@ -37,7 +37,7 @@ only the node is looked at.`,
 			if err := a.check(); err != nil {
 				return err
 			}
-			klog.SetLogger(klog.Logger{}) // client-go would write lines of its own
+			kube.BridgeKlog(slog.New(slog.DiscardHandler)) // client-go would write lines of its own
 			report := &preflight.Report{}
 			preflight.Machine(cmd.Context(), report, "/", adsSocket)
 			if !nodeOnly {
