@@ -3,9 +3,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 
 	"github.com/fingerpost/fingerpost/agent"
 	"github.com/fingerpost/fingerpost/agent/kube"
@@ -37,7 +37,7 @@ only the node is looked at.`,
 			if err := a.check(); err != nil {
 				return err
 			}
-			klog.SetLogger(klog.Logger{}) // client-go would write lines of its own
+			kube.BridgeKlog(slog.New(slog.DiscardHandler)) // client-go would write lines of its own
 			report := &preflight.Report{}
 			preflight.Machine(cmd.Context(), report, "/", adsSocket)
 			if !nodeOnly {
@@ -69,17 +69,18 @@ only the node is looked at.`,
 	return cmd
 }
 
-// checkCluster adds what is found of the cluster. That none is configured is no
-// error; that one which was named cannot be asked is.
+// checkCluster adds what is found of the cluster. That there is none to ask is
+// no error; that the one which is configured does not answer is.
 func checkCluster(cmd *cobra.Command, r *preflight.Report, kubeconfig, namespace string) error {
 	config, err := kube.Config(kubeconfig)
-	if err == nil {
-		err = preflight.Cluster(cmd.Context(), r, config, namespace)
-	}
-	if err != nil && kubeconfig != "" {
+	switch {
+	case err == nil:
+		if err := preflight.Cluster(cmd.Context(), r, config, namespace); err != nil {
+			return fmt.Errorf("%w; --node looks at this machine alone", err)
+		}
+	case kubeconfig != "":
 		return err
-	}
-	if err != nil {
+	default:
 		r.Findings = append(r.Findings, preflight.Finding{
 			About: "cluster", State: preflight.Unknown, Found: oneLine(err), Means: "only the node was looked at",
 		})

@@ -30,7 +30,7 @@ func Patches(o Options) (map[string][]byte, error) {
 
 	var files = map[string][]byte{}
 	kustomization := bytes.NewBufferString(`# Written from daemonset/injection by go generate. A strategic merge patch puts its
-# containers in front of those that are there.
+# containers in front of those that are there. See docs/injection.md.
 apiVersion: kustomize.config.k8s.io/v1alpha1
 kind: Component
 patches:

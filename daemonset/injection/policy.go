@@ -29,7 +29,7 @@ const policyComment = `# Written by "fingerpost inject --policies" (daemonset/in
 
 // Policies returns, as YAML, the admission policies and their bindings that do
 // what [Manifests] does to the pods that are created with the label. They need
-// Kubernetes 1.36, the second one alone 1.33.
+// Kubernetes 1.36, the validating one alone 1.30.
 func Policies(o Options) ([]byte, error) {
 	if err := o.check(); err != nil {
 		return nil, err

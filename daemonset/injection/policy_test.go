@@ -390,3 +390,37 @@ func TestAPIServerAcceptsWhatInjectPrints(t *testing.T) {
 		}
 	}
 }
+
+// TestPolicyTakesLargePods: what a policy may compute is bounded by the API
+// server, and beyond it the pod would be refused.
+func TestPolicyTakesLargePods(t *testing.T) {
+	s := harness.SharedAPIServer(t)
+	ns := install(t, s)
+	for _, mode := range []string{injection.Envoy, injection.GRPC} {
+		large := pod(mode, func(p *corev1.Pod) {
+			p.Spec.Containers = nil
+			for i := range 40 {
+				c := corev1.Container{Name: fmt.Sprintf("app-%d", i), Image: "app"}
+				for j := range 100 {
+					c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprintf("VARIABLE_%d", j), Value: strings.Repeat("x", 50)})
+				}
+				for j := range 20 {
+					c.Ports = append(c.Ports, corev1.ContainerPort{ContainerPort: int32(1000 + 20*i + j)})
+					volume := fmt.Sprintf("v-%d", j)
+					c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volume, MountPath: "/" + volume})
+					if i == 0 {
+						p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: volume})
+					}
+				}
+				p.Spec.Containers = append(p.Spec.Containers, c)
+			}
+		})
+		made, err := dryRun(s, ns, large)
+		if err != nil {
+			t.Fatalf("mode %s: %.500s", mode, err.Error())
+		}
+		if !injection.Injected(made) {
+			t.Errorf("mode %s: not injected", mode)
+		}
+	}
+}

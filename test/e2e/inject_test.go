@@ -306,6 +306,12 @@ func TestCheckWithoutAClusterLooksAtTheNode(t *testing.T) {
 		t.Errorf("exit %d\n%s", code, out)
 	}
 	refused(t, 1, "kubeconfig", nil, "check", "--kubeconfig", filepath.Join(t.TempDir(), "none"))
+	away := filepath.Join(t.TempDir(), "away")
+	config := fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: x, contexts: [{name: x, context: {cluster: x}}], clusters: [{name: x, cluster: {server: 'https://127.0.0.1:%d'}}]}", harness.FreePort(t))
+	if err := os.WriteFile(away, []byte(config), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, 1, "connection refused; --node looks at this machine alone", []string{"KUBECONFIG=" + away}, "check")
 	refused(t, 2, "--output", nil, "check", "-o", "xml")
 }
 
