@@ -335,6 +335,34 @@ func (p *peers) Wait(ctx context.Context, key nodecache.OwnerKey) error {
 	return p.exchange.Wait(ctx, key)
 }
 
+// Up to these numbers it is right that each agent watches the cluster by itself;
+// docs/scale.md says why.
+const (
+	rightAgents = 1000
+	rightPods   = 50000
+)
+
+// partScale is the part of Status that says whether the cluster is larger.
+const partScale = "scale"
+
+// scale is what status says of the part.
+func (a *Agent) scale(src kube.Status) string {
+	if src.Kind != "kube" {
+		return "on: a file costs no API server anything"
+	}
+	agents, of := 1, fmt.Sprintf("up to %d agents and %d pods it is right that each agent watches the cluster", rightAgents, rightPods)
+	if a.peers != nil {
+		a.peers.mu.Lock()
+		agents += a.peers.others
+		a.peers.mu.Unlock()
+	}
+	has := fmt.Sprintf("%s and %s", count(agents, "agent"), count(src.Pods, "pod"))
+	if agents > rightAgents || src.Pods > rightPods {
+		return fmt.Sprintf("on: beyond what is right: %s; %s, see docs/scale.md", has, of)
+	}
+	return fmt.Sprintf("on: %s; %s", has, of)
+}
+
 // peersState is what status says of the part.
 func (a *Agent) peersState() string {
 	if a.peers == nil {
