@@ -129,6 +129,7 @@ func (f *fleet) agree() {
 	}
 	slices.Sort(want)
 	for node, a := range f.agents {
+		a.live()
 		harness.Eventually(f.t, soon, func() error {
 			var got []string
 			for _, s := range a.services() {
