@@ -316,6 +316,9 @@ func (x *Exchange) ripen(now time.Time) {
 	synced := x.synced || waited >= firstSync && x.known()
 	if synced && now.Sub(x.moved) >= quietTime || waited >= quietMost {
 		x.ready = true
+		for _, q := range x.quests {
+			q.due = q.due.Add(waited) // nobody has collected meanwhile
+		}
 		x.relocate()
 		x.told()
 	}
