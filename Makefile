@@ -10,12 +10,13 @@ ENVOY_IMAGE ?= envoy:local
 BRING    = $(GO) run ./tools/bring
 PKG     ?= ./...
 ONLY    ?=
+NODES   ?=
 
 # Where test results go as `go test -json` writes them; for machines.
 TEST_JSON ?= bin/test.json
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-short test-kind bench bench-short lint generate-check image image-envoy image-docker clean
+.PHONY: help build demo test test-short test-kind sim bench bench-short lint generate-check image image-envoy image-docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ test-kind: ## tests on a real cluster
 	else \
 		echo "make test-kind: there are no cluster tests yet" >&2; exit 1; \
 	fi
+
+sim: ## peers of 100, 1,000 and 5,000 nodes in simulated time: the table of docs/scale.md; NODES=1000 for one
+	NODES="$(NODES)" GOGC=50 $(GO) test -tags sim -count 1 -timeout 4h -run TestSimulation ./agent/peer -v
 
 bench: ## benchmarks into bench.json, half an hour or more; ONLY=prefix for some
 bench-short: ## a rough picture of them in two minutes

@@ -156,7 +156,10 @@ func (a *Agent) Status() Status {
 	}
 	s.Gate, s.Reason = a.gateState()
 	s.Parts[partSockets], s.Parts["routes"] = a.socketState(), src.Routes
-	s.Parts[partPeers], s.Parts[partCollect] = a.peersState(), a.collects()
+	s.Parts[partPeers] = a.peersState()
+	if src.Kind == "kube" {
+		s.Parts[partScale] = a.scale(src)
+	}
 	for k, n := range counts.Owners {
 		s.Owners[k.String()] = n
 	}

@@ -20,12 +20,9 @@ import (
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
-// partPeers and partCollect are the parts of Status that say whether this agent
-// shares with others, and what it asks by itself.
-const (
-	partPeers   = "peers"
-	partCollect = "collect"
-)
+// partPeers is the part of Status that says whether this agent shares with others,
+// and whose pods it asks itself.
+const partPeers = "peers"
 
 const (
 	// keyPrefix is what the fingerprint of a key begins with on an agent's pod.
@@ -64,17 +61,20 @@ type peers struct {
 }
 
 var (
-	errNotYet    = errors.New("it has just started")
-	errPeersOff  = errors.New("--peer-address is empty")
-	errNoPodName = errors.New("POD_NAME is not set, so that this agent cannot write on its pod which key it has; set it from metadata.name, or give --peer-cert-dir")
-	errFileKeys  = errors.New("a file does not say which key this agent has; give --peer-cert-dir")
+	errNotYet       = errors.New("it has just started")
+	errPeersOff     = errors.New("--peer-address is empty")
+	errNoPodName    = errors.New("POD_NAME is not set, so that this agent cannot write on its pod which key it has; set it from metadata.name, or give --peer-cert-dir")
+	errCertificates = errors.New("certificates of --peer-cert-dir")
+	errFileKeys     = errors.New("a file does not say which key this agent has; give --peer-cert-dir")
 )
 
 // share makes what shares with other agents, and says what is asked without it.
 func (a *Agent) share(config *rest.Config, asks *collect.Options) error {
 	p, err := a.newPeers(config)
-	if p == nil && (errors.Is(err, errPeersOff) || errors.Is(err, errNoPodName) || errors.Is(err, errFileKeys)) {
-		a.peersOff = err
+	if errors.Is(err, errPeersOff) || errors.Is(err, errNoPodName) || errors.Is(err, errFileKeys) || errors.Is(err, errCertificates) {
+		if a.peersOff = err; errors.Is(err, errCertificates) {
+			a.log.Warn("nothing is shared with agents of other nodes", "error", err)
+		}
 		if !a.config.lastResort() && a.config.CollectScope != string(collect.ScopeCluster) {
 			asks.Scope, a.only = collect.ScopeNode, a.config.nodeName()
 		}
@@ -86,21 +86,17 @@ func (a *Agent) share(config *rest.Config, asks *collect.Options) error {
 	return err
 }
 
-// collects is what status says of the pods that this agent asks.
-func (a *Agent) collects() string {
+// asks says in a few words whose pods this agent asks, where that is not the rule.
+func (a *Agent) asks() string {
 	switch {
-	case a.config.CollectScope == string(collect.ScopeCluster):
-		return "cluster: this agent asks pods of all nodes, as it was told"
 	case a.only != "":
-		return "node: nothing is learned of pods of other nodes, since peers are off"
-	case a.peers == nil:
-		return "cluster: this agent asks pods of all nodes, since peers are off"
-	case a.peers.alone.Load():
-		return "cluster: this agent asks pods of all nodes, since it has no other agent to ask"
-	case !a.config.lastResort():
-		return "node: what pods of other nodes serve is learned from their agents alone"
+		return "; nothing is learned of pods of other nodes"
+	case a.config.CollectScope == string(collect.ScopeCluster):
+		return "; this agent asks pods of all nodes, as it was told"
+	case a.peers == nil || a.peers.alone.Load():
+		return "; this agent asks pods of all nodes"
 	}
-	return "node: what pods of other nodes serve is learned from their agents"
+	return ""
 }
 
 // newPeers makes what shares with other agents; nil, and why, if this one does
@@ -124,7 +120,7 @@ func (a *Agent) newPeers(config *rest.Config) (*peers, error) {
 	var err error
 	if c.PeerCertDir != "" {
 		if p.certs, err = peer.LoadCertificates(c.PeerCertDir, c.nodeName()); err != nil {
-			return nil, usage("--peer-cert-dir: %w", err)
+			return nil, fmt.Errorf("%w: %w; restart the agent once they are good", errCertificates, err)
 		}
 		identity, trust = p.certs.Identity(), p.certs.Trust
 	} else {
@@ -335,12 +331,37 @@ func (p *peers) Wait(ctx context.Context, key nodecache.OwnerKey) error {
 	return p.exchange.Wait(ctx, key)
 }
 
+// Up to these numbers it is right that each agent watches the cluster by itself;
+// docs/scale.md says why.
+const (
+	rightAgents = 1000
+	rightPods   = 50000
+)
+
+// partScale is the part of Status that says whether the cluster is larger.
+const partScale = "scale"
+
+// scale is what status says of the part, where there is an API server.
+func (a *Agent) scale(src kube.Status) string {
+	agents, of := 1, fmt.Sprintf("up to %d agents and %d pods it is right that each agent watches the cluster", rightAgents, rightPods)
+	if a.peers != nil {
+		a.peers.mu.Lock()
+		agents += a.peers.others
+		a.peers.mu.Unlock()
+	}
+	has := fmt.Sprintf("%s and %s", count(agents, "agent"), count(src.Pods, "pod"))
+	if agents > rightAgents || src.Pods > rightPods {
+		return fmt.Sprintf("on: beyond what is right: %s; %s, see docs/scale.md", has, of)
+	}
+	return fmt.Sprintf("on: %s; %s", has, of)
+}
+
 // peersState is what status says of the part.
 func (a *Agent) peersState() string {
 	if a.peers == nil {
-		return "off: " + a.peersOff.Error()
+		return "off: " + a.peersOff.Error() + a.asks()
 	}
-	return a.peers.state()
+	return a.peers.state() + a.asks()
 }
 
 // state is what status says of the part, "on: ..." or "off: ...".

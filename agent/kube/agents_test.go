@@ -1,10 +1,14 @@
 package kube
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -230,5 +234,31 @@ func TestAgentAnswersAtItsPrimaryAddressAndPort(t *testing.T) {
 	}
 	if got := agents.Take()["n1"]; len(got) != 1 || got[0] != want {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+func TestAgentsAreReadOffAFileAsWell(t *testing.T) {
+	s, agents := agentStore()
+	path := filepath.Join(t.TempDir(), "pods.yaml")
+	pod := anAgent(1, "n1")
+	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	text, err := json.Marshal(pod)
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	f := NewFile(path, s, nil)
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	<-f.Synced()
+	if got := agents.Take()["n1"]; said(got) != "uid-1 ready" || got[0].Key != peerKey(1) {
+		t.Errorf("%+v", got)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

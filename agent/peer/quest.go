@@ -51,6 +51,9 @@ func (x *Exchange) seek(key nodecache.OwnerKey, l nodecache.Learned, hosts []str
 func (x *Exchange) settle(key nodecache.OwnerKey) {
 	if x.quests[key] != nil {
 		delete(x.quests, key)
+		if len(x.quests) == 0 {
+			x.quests = map[nodecache.OwnerKey]*quest{} // a map keeps the room that it once needed
+		}
 		x.told()
 	}
 }

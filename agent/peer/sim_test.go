@@ -52,6 +52,7 @@ type simOwner struct {
 	program int
 	at      time.Time // it came; zero: it was there at the start
 	hosted  atomic.Pointer[simHosts]
+	learned atomic.Pointer[nodecache.Info] // what was learned last, shared by all agents
 
 	collects atomic.Int32
 	knowing  atomic.Int32 // live agents that know it
@@ -442,6 +443,11 @@ func (a *simAgent) Learn(key nodecache.OwnerKey, node string, info *nodecache.In
 	}
 	if len(info.Ports) != 1 || info.Ports[0].Hash != a.c.infos[o.program].Ports[0].Hash {
 		panic("learned something else than what was collected")
+	}
+	if c := o.learned.Load(); c != nil && c.Collected.Equal(info.Collected) && c.Pod == info.Pod {
+		info = c
+	} else {
+		o.learned.Store(info)
 	}
 	a.learn(o, info)
 	return nil

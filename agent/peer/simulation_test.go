@@ -1,9 +1,7 @@
 package peer
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -233,12 +231,13 @@ func (c *simCluster) rollout(t *testing.T, from int) time.Duration {
 		c.seat(n, a.id.Fingerprint(), b.id.Fingerprint())
 		old, fresh = append(old, a), append(fresh, b)
 	}
-	time.Sleep(15 * time.Second)
+	known := c.settle(t, begun)
+	time.Sleep(max(0, 15*time.Second-known))
 	for i, a := range old {
 		a.end(false, fresh[i])
 		c.seat(a.n, fresh[i].id.Fingerprint())
 	}
-	known := c.settle(t, begun)
+	c.settle(t, begun)
 	publishing()
 	return known
 }
@@ -358,47 +357,9 @@ func checkSimulation(t *testing.T, rows []simRow) {
 }
 
 func TestClusterOf100NodesCollectsEachOwnerOnce(t *testing.T) {
-	checkSimulation(t, simulate(t, 100, simOwners()))
+	checkSimulation(t, simulate(t, 100, 2000))
 }
 
 func TestClusterOf1000NodesCollectsEachOwnerOnce(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a minute; make test does it")
-	}
-	checkSimulation(t, simulate(t, 1000, 10000))
-}
-
-// TestSimulation prints the table of docs/scale.md: make sim.
-func TestSimulation(t *testing.T) {
-	if os.Getenv("FINGERPOST_SIM") == "" {
-		t.Skip("make sim runs it, for long")
-	}
-	var rows []simRow
-	for nodes := range strings.SplitSeq(os.Getenv("FINGERPOST_SIM"), ",") {
-		n, err := strconv.Atoi(nodes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rows = append(rows, simulate(t, n, 10000)...)
-	}
-	fmt.Println("| nodes | what happens | owners that came | collects | RPCs for each agent and minute: mean, most | MB sent by each agent: mean, most | until all agents know all |")
-	fmt.Println("|---|---|---|---|---|---|---|")
-	for _, r := range rows {
-		known := "-"
-		if r.known > 0 {
-			known = fmt.Sprintf("%.1f s", r.known.Seconds())
-		}
-		fmt.Printf("| %d | %s | %d | %d | %.1f, %.0f | %.1f, %.1f | %s |\n", r.nodes, r.phase, r.owners, r.collects,
-			r.calls.mean/r.lasted, r.calls.most/r.lasted, r.sent.mean/1e6, r.sent.most/1e6, known)
-	}
-	for i := 0; i < len(rows); i += 5 {
-		checkSimulation(t, rows[i:min(i+5, len(rows))])
-	}
-}
-
-func simOwners() int {
-	if n, err := strconv.Atoi(os.Getenv("SIM_OWNERS")); err == nil {
-		return n
-	}
-	return 10000
+	checkSimulation(t, simulate(t, 1000, 2000))
 }
