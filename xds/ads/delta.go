@@ -1,11 +1,10 @@
 package ads
 
 import (
+	"iter"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/mem"
-
 	"github.com/fingerpost/fingerpost/xds"
 )
 
@@ -192,13 +191,8 @@ func (st *stream) bring(t xds.Type, name, version string) {
 // say. Called with both locks held.
 func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
-	var resources mem.BufferSlice
-	if n := ts.dirty.count(); n > 0 {
-		// With room for what encode adds. More than so many do not fit as a rule.
-		resources = make(mem.BufferSlice, 0, min(n, 2047)+1)
-	}
 	var removed []string
-	size := 0
+	size, bodies, count := 0, 0, 0
 	fits := func(n int) bool {
 		if size > 0 && size+n > maxResponse {
 			return false
@@ -221,10 +215,11 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			delete(ts.had, id)
 			ts.held.set(id)
 			ts.carried.set(id)
-			resources = append(resources, e.delta)
+			bodies, count = size, count+1
 			return true
 		})
 	}
+	resources := st.s.joiner.join(st.entries(t, ts.carried), count, bodies, true)
 	st.follow(t, ts.carried)
 	for name := range ts.owed {
 		if !fits(len(name) + 4) {
@@ -261,9 +256,18 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			removed = append(removed, name)
 		}
 	}
-	if owed := ts.answer && p.additions; !owed && len(resources)+len(removed) == 0 {
+	if owed := ts.answer && p.additions; !owed && count+len(removed) == 0 {
 		return message{}, false
 	}
 	version := tb.version(t, st.scopes)
-	return message{t: t, version: version, resources: resources, removed: removed, nonce: st.dispatch(ts, version)}, true
+	return message{t: t, version: version, resources: resources, count: count, removed: removed, nonce: st.dispatch(ts, version)}, true
+}
+
+// entries are those that the stream has under ids, all of which it has.
+func (st *stream) entries(t xds.Type, ids bitset) iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		ids.each(bitset{}, func(id uint32) bool {
+			return yield(st.s.table.resolve(t, id, st.scopes, st.types[t].subscribed.has(id)))
+		})
+	}
 }

@@ -131,13 +131,13 @@ func history(t *testing.T, rnd *rand.Rand) {
 			open(theirs[i], memories[1])
 		case 1:
 			// Delta only: a SotW server never sees a name go and come back in
-			// requests that a response on its way has made stale.
+			// requests that a response on its way has made stale. Ours only:
+			// go-control-plane says nothing of a name that is gone by then,
+			// which the client may have from a response on its way.
 			n := names[rnd.IntN(len(names))]
 			ours[0].conn.unsub(eds, n)
-			theirs[0].conn.unsub(eds, n)
 			change()
 			ours[0].conn.sub(eds, n)
-			theirs[0].conn.sub(eds, n)
 		default:
 			change()
 		}

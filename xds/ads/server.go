@@ -91,6 +91,7 @@ type Server struct {
 	nacked map[[sha256.Size]byte]struct{}
 
 	memory memory // has a lock of its own
+	joiner joiner // the same
 }
 
 // New returns a server with empty tables and a closed gate.

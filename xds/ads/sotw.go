@@ -2,6 +2,7 @@ package ads
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -181,8 +182,7 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
 	// Nothing can be removed of these types by protocol.
 	ts.gone.each(bitset{}, func(id uint32) bool { ts.forget(id); return true })
-	var bodies mem.BufferSlice
-	size := 0
+	size, count := 0, 0
 	ts.carried.reset()
 	if p.additions {
 		ts.dirty.each(p.without, func(id uint32) bool {
@@ -194,19 +194,20 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 				size += e.sotw.Len()
 				ts.held.set(id)
 				ts.carried.set(id)
-				bodies = append(bodies, e.sotw)
+				count++
 			}
 			ts.dirty.clear(id)
 			return true
 		})
 	}
-	st.follow(t, ts.carried)
-	if len(bodies) == 0 {
+	if count == 0 {
 		return message{}, false
 	}
+	bodies := st.s.joiner.join(st.entries(t, ts.carried), count, size, false)
+	st.follow(t, ts.carried)
 	var version sum
 	st.members(t, func(_ uint32, e *entry) { version = version.plus(e.sum) })
-	return st.sotw(t, version.String(), bodies), true
+	return st.sotw(t, version.String(), bodies, count), true
 }
 
 // buildFull makes a response that holds all that the client may have. Clusters
@@ -222,12 +223,13 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 		clear(ts.retained)
 	}
 	var version sum
-	var bodies mem.BufferSlice
+	var all []*entry
+	size := 0
 	var present bitset
 	var flying []sentEntry
 	take := func(id uint32, e *entry) {
 		version = version.plus(e.sum)
-		bodies = append(bodies, e.sotw)
+		all, size = append(all, e), size+e.sotw.Len()
 		present.set(id)
 	}
 	st.members(t, func(id uint32, e *entry) {
@@ -255,7 +257,7 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 			return message{}, false
 		}
 	}
-	if len(bodies) == 0 && !ts.wildcard && !removals && !p.complete {
+	if len(all) == 0 && !ts.wildcard && !removals && !p.complete {
 		return message{}, false // silence is not proof of absence
 	}
 	ts.dirty.keep(present)
@@ -270,9 +272,10 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	if p.removals {
 		ts.gone.reset()
 	}
-	return st.sotw(t, version.String(), bodies), true
+	bodies := st.s.joiner.join(slices.Values(all), len(all), size, false)
+	return st.sotw(t, version.String(), bodies, len(all)), true
 }
 
-func (st *stream) sotw(t xds.Type, version string, bodies mem.BufferSlice) message {
-	return message{t: t, version: version, resources: bodies, identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
+func (st *stream) sotw(t xds.Type, version string, bodies mem.BufferSlice, count int) message {
+	return message{t: t, version: version, resources: bodies, count: count, identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
 }

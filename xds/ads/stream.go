@@ -154,7 +154,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 			}
 			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
-			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(len(msgs[i].resources)))
+			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].count))
 		}
 		hold.Stop()
 		if !until.IsZero() {
