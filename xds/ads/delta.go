@@ -256,11 +256,21 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			removed = append(removed, name)
 		}
 	}
+	version := tb.version(t, st.scopes)
 	if owed := ts.answer && p.additions; !owed && count+len(removed) == 0 {
+		if ts.sentVersion == "" && st.hasAll(ts) {
+			ts.sentVersion, ts.ackedVersion = version, version
+		}
 		return message{}, false
 	}
-	version := tb.version(t, st.scopes)
 	return message{t: t, version: version, resources: resources, count: count, removed: removed, nonce: st.dispatch(ts, version)}, true
+}
+
+// hasAll tells that a client which came back has all that it asked for, so that
+// nothing is sent to it.
+func (st *stream) hasAll(ts *typeState) bool {
+	return !ts.held.empty() && ts.dirty.empty() && ts.gone.empty() && ts.withheld.empty() &&
+		len(ts.owed)+len(ts.brought)+len(ts.missing) == 0
 }
 
 // entries are those that the stream has under ids, all of which it has.
