@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 
+	"google.golang.org/grpc"
+
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
 )
@@ -27,6 +29,24 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// serveCrowd serves the ADS server in this process to a crowd in another one.
+func serveCrowd(b *testing.B, a *ads.Server, w *world, opts ...grpc.ServerOption) (path string) {
+	path = filepath.Join(b.TempDir(), "ads.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	g := ads.NewGRPCServer(a, opts...)
+	var served sync.WaitGroup
+	served.Go(func() { _ = g.Serve(l) })
+	b.Cleanup(func() { g.Stop(); served.Wait() })
+	if w.crowd, err = startCrowd(context.Background()); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(w.crowd.stop)
+	return path
 }
 
 // BenchmarkConnect lets 110 clients, in a process of their own, connect at once
@@ -56,20 +76,7 @@ func BenchmarkConnect(b *testing.B) {
 		a.Publish(xds.Update{Set: []*xds.Resource{c, e}})
 	}
 	a.OpenGate()
-	path := filepath.Join(b.TempDir(), "ads.sock")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	g := ads.NewGRPCServer(a)
-	var served sync.WaitGroup
-	served.Go(func() { _ = g.Serve(l) })
-	defer served.Wait()
-	defer g.Stop()
-	if w.crowd, err = startCrowd(b.Context()); err != nil {
-		b.Fatal(err)
-	}
-	defer w.crowd.stop()
+	path := serveCrowd(b, a, w)
 	var spent, allocated, objects, took float64
 	for range b.N {
 		runtime.GC()
