@@ -99,6 +99,10 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 		return true
 	})
 	if first {
+		// What a client brings is what it accepted last. Ours are this short.
+		if v := req.GetVersionInfo(); len(v) <= 2*len(sum{}.String()) {
+			ts.ackedVersion = v
+		}
 		st.resume(t, req.GetVersionInfo())
 		st.recall(t)
 	}
