@@ -179,10 +179,6 @@ func TestSuccessorKilledAtAnyMomentCostsNothing(t *testing.T) {
 	delta.has()
 	sotw.has()
 	delta.forget()
-	rounds := 20
-	if testing.Short() {
-		rounds = 5
-	}
 	for i := range rounds {
 		b := s.instance(t, "--source", w.source())
 		if i%2 == 0 {
