@@ -1,7 +1,6 @@
 package ads
 
 import (
-	"iter"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -192,7 +191,8 @@ func (st *stream) bring(t xds.Type, name, version string) {
 func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
 	var removed []string
-	size, bodies, count := 0, 0, 0
+	var entries []*entry
+	size, bodies := 0, 0
 	fits := func(n int) bool {
 		if size > 0 && size+n > maxResponse {
 			return false
@@ -201,7 +201,8 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 		return true
 	}
 	ts.carried.reset()
-	if p.additions {
+	if n := ts.dirty.count(); p.additions && n > 0 {
+		entries = make([]*entry, 0, min(n, 2048)) // more do not fit as a rule
 		ts.dirty.each(p.without, func(id uint32) bool {
 			e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
 			if e == nil {
@@ -215,11 +216,11 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			delete(ts.had, id)
 			ts.held.set(id)
 			ts.carried.set(id)
-			bodies, count = size, count+1
+			bodies, entries = size, append(entries, e)
 			return true
 		})
 	}
-	resources := st.s.joiner.join(st.entries(t, ts.carried), count, bodies, true)
+	count, resources := len(entries), st.s.joiner.join(entries, bodies, true)
 	st.follow(t, ts.carried)
 	for name := range ts.owed {
 		if !fits(len(name) + 4) {
@@ -271,13 +272,4 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 func (st *stream) hasAll(ts *typeState) bool {
 	return !ts.held.empty() && ts.dirty.empty() && ts.gone.empty() && ts.withheld.empty() &&
 		len(ts.owed)+len(ts.brought)+len(ts.missing) == 0
-}
-
-// entries are those that the stream has under ids, all of which it has.
-func (st *stream) entries(t xds.Type, ids bitset) iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		ids.each(bitset{}, func(id uint32) bool {
-			return yield(st.s.table.resolve(t, id, st.scopes, st.types[t].subscribed.has(id)))
-		})
-	}
 }

@@ -1,7 +1,7 @@
 package ads
 
 import (
-	"iter"
+	"slices"
 	"sync"
 	"weak"
 
@@ -29,52 +29,39 @@ type joined struct {
 	bytes   []byte
 }
 
-// join returns the pieces of a response that holds n entries of size bytes in
-// all, as they stand in a delta or a SotW response, with room for one more.
-func (j *joiner) join(entries iter.Seq[*entry], n, size int, delta bool) mem.BufferSlice {
-	piece := func(e *entry) mem.Buffer {
-		if delta {
-			return e.delta
-		}
-		return e.sotw
-	}
-	if n <= few {
-		pieces := make(mem.BufferSlice, 0, n+1)
-		for e := range entries {
-			pieces = append(pieces, piece(e))
+// join returns the pieces of a response that holds the entries, of size bytes in
+// all, as they stand in a delta or a SotW response, with room for one more. It
+// keeps the entries.
+func (j *joiner) join(entries []*entry, size int, delta bool) mem.BufferSlice {
+	if len(entries) <= few {
+		pieces := make(mem.BufferSlice, 0, len(entries)+1)
+		for _, e := range entries {
+			pieces = append(pieces, e.piece(delta))
 		}
 		return pieces
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for i := range j.recent {
-		if k := j.recent[i].Value(); k != nil && k.delta == delta && k.holds(entries, n) {
+		if k := j.recent[i].Value(); k != nil && k.delta == delta && slices.Equal(k.entries, entries) {
 			return k.pieces()
 		}
 	}
-	k := &joined{entries: make([]*entry, 0, n), delta: delta, bytes: make([]byte, 0, size)}
-	for e := range entries {
-		k.entries = append(k.entries, e)
-		k.bytes = append(k.bytes, piece(e).ReadOnlyData()...)
+	k := &joined{entries: entries, delta: delta, bytes: make([]byte, 0, size)}
+	for _, e := range entries {
+		k.bytes = append(k.bytes, e.piece(delta).ReadOnlyData()...)
 	}
 	j.recent[j.next] = weak.Make(k)
 	j.next = (j.next + 1) % len(j.recent)
 	return k.pieces()
 }
 
-// holds tells whether k is made of just these entries, in this order.
-func (k *joined) holds(entries iter.Seq[*entry], n int) bool {
-	if len(k.entries) != n {
-		return false
+// piece is what a response of a kind holds of the entry.
+func (e *entry) piece(delta bool) mem.Buffer {
+	if delta {
+		return e.delta
 	}
-	i := 0
-	for e := range entries {
-		if k.entries[i] != e {
-			return false
-		}
-		i++
-	}
-	return true
+	return e.sotw
 }
 
 // pieces is a list of the one piece, which keeps k.

@@ -21,7 +21,7 @@ func TestResponsesOfTheSameEntriesShareTheirBytes(t *testing.T) {
 	}
 	others = append(slices.Clone(all[:len(all)-1]), &entry{delta: all[0].delta, sotw: all[0].sotw})
 	join := func(entries []*entry, delta bool) mem.BufferSlice {
-		return j.join(slices.Values(entries), len(entries), size, delta)
+		return j.join(slices.Clone(entries), size, delta)
 	}
 	same := func(a, b mem.BufferSlice) bool { return &a[0].ReadOnlyData()[0] == &b[0].ReadOnlyData()[0] }
 	first := join(all, true)
@@ -53,7 +53,7 @@ func TestResponsesOfTheSameEntriesShareTheirBytes(t *testing.T) {
 func TestShortResponseCopiesNothing(t *testing.T) {
 	var j joiner
 	e := &entry{delta: mem.SliceBuffer("resource")}
-	pieces := j.join(slices.Values([]*entry{e}), 1, 8, true)
+	pieces := j.join([]*entry{e}, 8, true)
 	if len(pieces) != 1 || &pieces[0].ReadOnlyData()[0] != &e.delta.ReadOnlyData()[0] {
 		t.Errorf("got %d pieces of other bytes", len(pieces))
 	}

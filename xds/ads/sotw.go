@@ -2,11 +2,9 @@ package ads
 
 import (
 	"maps"
-	"slices"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/mem"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -186,7 +184,8 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
 	// Nothing can be removed of these types by protocol.
 	ts.gone.each(bitset{}, func(id uint32) bool { ts.forget(id); return true })
-	size, count := 0, 0
+	var entries []*entry
+	size := 0
 	ts.carried.reset()
 	if p.additions {
 		ts.dirty.each(p.without, func(id uint32) bool {
@@ -198,20 +197,19 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 				size += e.sotw.Len()
 				ts.held.set(id)
 				ts.carried.set(id)
-				count++
+				entries = append(entries, e)
 			}
 			ts.dirty.clear(id)
 			return true
 		})
 	}
-	if count == 0 {
+	if len(entries) == 0 {
 		return message{}, false
 	}
-	bodies := st.s.joiner.join(st.entries(t, ts.carried), count, size, false)
 	st.follow(t, ts.carried)
 	var version sum
 	st.members(t, func(_ uint32, e *entry) { version = version.plus(e.sum) })
-	return st.sotw(t, version.String(), bodies, count), true
+	return st.sotw(t, version.String(), entries, size), true
 }
 
 // buildFull makes a response that holds all that the client may have. Clusters
@@ -276,10 +274,10 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	if p.removals {
 		ts.gone.reset()
 	}
-	bodies := st.s.joiner.join(slices.Values(all), len(all), size, false)
-	return st.sotw(t, version.String(), bodies, len(all)), true
+	return st.sotw(t, version.String(), all, size), true
 }
 
-func (st *stream) sotw(t xds.Type, version string, bodies mem.BufferSlice, count int) message {
-	return message{t: t, version: version, resources: bodies, count: count, identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
+func (st *stream) sotw(t xds.Type, version string, entries []*entry, size int) message {
+	resources := st.s.joiner.join(entries, size, false)
+	return message{t: t, version: version, resources: resources, count: len(entries), identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
 }
