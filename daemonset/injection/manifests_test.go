@@ -354,7 +354,7 @@ func FuzzManifests(f *testing.F) {
 func TestBrokenManifestsAreNotMadeWorse(t *testing.T) {
 	all := seeds(t)
 	r := rand.New(rand.NewPCG(1, 2))
-	rounds := 5000
+	rounds := 2000
 	if testing.Short() {
 		rounds = 1000
 	}
