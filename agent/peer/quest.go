@@ -108,6 +108,7 @@ func (x *Exchange) pursue(now time.Time) {
 		wanted bool
 	}
 	var here []nodecache.OwnerKey
+	var submit []func()
 	errands := map[string]*errand{}
 	x.mu.Lock()
 	if x.roster == nil || !x.ready || !x.known() {
@@ -173,10 +174,15 @@ func (x *Exchange) pursue(now time.Time) {
 			for _, key := range batch {
 				x.quests[key].asking = true
 			}
-			x.sched.Submit(schedule.PeerFetch, priority, "", func(ctx context.Context) { x.fetch(ctx, to, batch) })
+			submit = append(submit, func() {
+				x.sched.Submit(schedule.PeerFetch, priority, "", func(ctx context.Context) { x.fetch(ctx, to, batch) })
+			})
 		}
 	}
 	x.mu.Unlock()
+	for _, s := range submit {
+		s()
+	}
 	x.collector.Consider(here...)
 }
 
