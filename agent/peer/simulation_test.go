@@ -366,9 +366,9 @@ func checkSimulation(t *testing.T, rows []simRow) {
 }
 
 func TestClusterOf100NodesCollectsEachOwnerOnce(t *testing.T) {
-	checkSimulation(t, simulate(t, 100, 2000))
+	checkSimulation(t, simulate(t, 100, 1000))
 }
 
 func TestClusterOf1000NodesCollectsEachOwnerOnce(t *testing.T) {
-	checkSimulation(t, simulate(t, 1000, 2000))
+	checkSimulation(t, simulate(t, 1000, 500))
 }
