@@ -282,8 +282,10 @@ func (x *Exchange) ripen(now time.Time) {
 	synced := x.synced || waited >= firstSync && x.known()
 	if synced && now.Sub(x.moved) >= quietTime || waited >= quietMost {
 		x.ready = true
-		for _, q := range x.quests {
+		for key, q := range x.quests {
 			q.due = q.due.Add(waited) // nobody has collected meanwhile
+			hosts, _ := x.dir.Hosts(key)
+			q.tried = first(key, hosts, x.live) == "" // the members were not known when it began
 		}
 		x.relocate()
 		x.told()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent/collect"
 	"github.com/fingerpost/fingerpost/agent/peer"
+	peerv1 "github.com/fingerpost/fingerpost/agent/peer/fingerpost/peer/v1"
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
@@ -207,7 +208,8 @@ func TestFirstAttemptOfAnOwnerElsewhereIsAnAttemptToLearnIt(t *testing.T) {
 		w.see(memPod("slow", "n1"), memPod("lost", "n2"), memPod("alone", "n9"))
 		w.introduce()
 		begun := time.Now()
-		for owner, known := range map[string]bool{"slow": true, "lost": false, "alone": false} {
+		for _, owner := range []string{"slow", "alone", "lost"} { // the one first that waits for nothing else
+			known := owner == "slow"
 			if err := w.agents[0].exchange.Wait(t.Context(), key(owner)); err != nil {
 				t.Fatal(err)
 			}
@@ -353,6 +355,102 @@ func TestFailureOfTheCollectorIsKnownToAll(t *testing.T) {
 		}
 		if got := w.collectsOf("a"); len(got) != 1 {
 			t.Errorf("collected by %v", got)
+		}
+		w.end()
+	})
+}
+
+// Pods whose images nobody has asked are the business of the first of the nodes
+// that have such a pod, whoever is in charge of the owner.
+func TestPodsOfOtherImagesAreAskedOnTheirNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		for n := range 4 {
+			w.add(t, fmt.Sprint("n", n))
+		}
+		w.introduce()
+		running := func(images, node string) *nodecache.Pod {
+			p := memPod("a", node)
+			c := *p.Common
+			c.Images = images
+			p.Common = &c
+			return p
+		}
+		pods := []*nodecache.Pod{running("x", "n0"), running("x", "n1"), running("y", "n2"), running("y", "n3")}
+		w.see(pods...)
+		time.Sleep(8 * time.Second)
+		inCharge := func() (nodes []string) {
+			for _, a := range w.agents {
+				if a.exchange.Place(a.dir.Owner(key("a"))) == collect.OwnNode {
+					nodes = append(nodes, a.node)
+				}
+			}
+			return nodes
+		}
+		before := inCharge()
+		if len(before) != 1 {
+			t.Fatalf("in charge: %v", before)
+		}
+		learn := func(images ...string) {
+			info := serves("pkg.a")
+			info.Images, info.Collected = images, time.Now().Add(time.Second)
+			for _, a := range w.agents {
+				if err := a.dir.Learn(key("a"), "n0", info); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(2 * time.Second)
+		}
+		learn("x")
+		odd := 0
+		for _, node := range inCharge() {
+			if node == "n2" || node == "n3" {
+				odd++
+			}
+		}
+		if odd == 0 || len(inCharge()) > 2 {
+			t.Errorf("in charge while nobody has asked y: %v", inCharge())
+		}
+		learn("x", "y")
+		if got := inCharge(); !slices.Equal(got, before) {
+			t.Errorf("in charge: %v, want %v", got, before)
+		}
+		w.end()
+	})
+}
+
+// istio#57809: thousands of peers that come back at the same time. What they ask
+// costs no more than the budget, and each gets its share of it.
+func TestPeersThatAskTooOftenAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		x := w.add(t, "n0").exchange
+		w.introduce()
+		answered := map[string]int{}
+		for range 60 { // a minute
+			for p := range 2500 {
+				from := fmt.Sprint("p", p)
+				if _, err := x.ServeFetch(t.Context(), from, &peerv1.FetchRequest{}); err == nil {
+					answered[from]++
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		sum := 0
+		for _, n := range answered {
+			sum += n
+		}
+		if most := 400 + 100*60; sum > most || sum < most/2 {
+			t.Errorf("%d answers in a minute, the budget is %d", sum, most)
+		}
+		one := 0
+		for range 1000 {
+			if _, err := x.ServeFetch(t.Context(), "greedy", &peerv1.FetchRequest{}); err == nil {
+				one++
+			}
+		}
+		if one > 21 {
+			t.Errorf("one peer got %d answers at once", one)
 		}
 		w.end()
 	})
