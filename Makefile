@@ -73,7 +73,7 @@ image-envoy: bin/image ## bin/envoy-image.tar, the pinned Envoy with this machin
 		"$$($(BRING) -path envoy)=/usr/local/bin/envoy"
 
 image-docker: ## the same by the Dockerfile; BUILDER=image to build in another one
-	docker build --build-arg VERSION=$(VERSION) $(if $(BUILDER),--build-arg BUILDER=$(BUILDER)) -t $(IMAGE) .
+	SOURCE_DATE_EPOCH=0 docker build --build-arg SOURCE_DATE_EPOCH=0 --build-arg VERSION=$(VERSION) $(if $(BUILDER),--build-arg BUILDER=$(BUILDER)) -t $(IMAGE) .
 
 # What turns files into an image; it has a module of its own.
 .PHONY: bin/image
