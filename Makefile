@@ -34,7 +34,7 @@ test: ## every test, on real parts; PKG=./xds/... for some (first run: builds ku
 	FINGERPOST_REQUIRE_TOOLS=1 "$$($(BRING) -path gotestsum)" --format pkgname --jsonfile $(TEST_JSON) -- \
 		-race -count 1 -timeout 20m $(PKG)
 
-test-short: ## the tests that need no real parts, under a minute
+test-short: ## the tests that start no program, a minute or so
 	$(GO) test -short $(PKG)
 
 test-kind: ## tests on a real cluster
@@ -73,7 +73,7 @@ image-envoy: bin/image ## bin/envoy-image.tar, the pinned Envoy with this machin
 		"$$($(BRING) -path envoy)=/usr/local/bin/envoy"
 
 image-docker: ## the same by the Dockerfile; BUILDER=image to build in another one
-	docker build --build-arg VERSION=$(VERSION) $(if $(BUILDER),--build-arg BUILDER=$(BUILDER)) -t $(IMAGE) .
+	SOURCE_DATE_EPOCH=0 docker build --build-arg SOURCE_DATE_EPOCH=0 --build-arg VERSION=$(VERSION) $(if $(BUILDER),--build-arg BUILDER=$(BUILDER)) -t $(IMAGE) .
 
 # What turns files into an image; it has a module of its own.
 .PHONY: bin/image

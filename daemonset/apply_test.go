@@ -15,6 +15,7 @@ import (
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -36,33 +37,36 @@ var applied sync.Once // the base is applied once to the shared server
 func withBase(t *testing.T) *harness.APIServer {
 	t.Helper()
 	s := harness.SharedAPIServer(t)
-	applied.Do(func() {
-		groups, err := restmapper.GetAPIGroupResources(s.Client.Discovery())
-		if err != nil {
-			t.Fatal(err)
-		}
-		client, err := dynamic.NewForConfig(s.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, o := range rendered(t, base) {
-			gvk := o.GroupVersionKind()
-			m, err := restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(gvk.GroupKind(), gvk.Version)
-			if err != nil {
-				t.Fatal(err)
-			}
-			// As kubectl apply does, and without fields that the API server
-			// does not know.
-			at := dynamic.ResourceInterface(client.Resource(m.Resource))
-			if ns := o.GetNamespace(); ns != "" {
-				at = client.Resource(m.Resource).Namespace(ns)
-			}
-			if _, err := at.Create(t.Context(), o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
-				t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
-			}
-		}
-	})
+	applied.Do(func() { apply(t, s, rendered(t, base)) })
 	return s
+}
+
+// apply makes objects of any kind, as kubectl apply does, and without fields that
+// the API server does not know.
+func apply(t *testing.T, s *harness.APIServer, list []*unstructured.Unstructured) {
+	t.Helper()
+	groups, err := restmapper.GetAPIGroupResources(s.Client.Discovery())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := dynamic.NewForConfig(s.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range list {
+		gvk := o.GroupVersionKind()
+		m, err := restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(gvk.GroupKind(), gvk.Version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := dynamic.ResourceInterface(client.Resource(m.Resource))
+		if ns := o.GetNamespace(); ns != "" {
+			at = client.Resource(m.Resource).Namespace(ns)
+		}
+		if _, err := at.Create(t.Context(), o, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
+			t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
+		}
+	}
 }
 
 // refusedBy returns a function for [harness.Eventually] that wants a request

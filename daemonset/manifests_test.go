@@ -329,6 +329,46 @@ func TestOverlayProductionAddsAPodMonitorAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestComponentStartupTaintAddsItsRightWithThePolicyThatBoundsIt(t *testing.T) {
+	want := append(names(rendered(t, base)), "ClusterRole/fingerpost-startup-taint", "ClusterRoleBinding/fingerpost-startup-taint",
+		"ValidatingAdmissionPolicy/fingerpost-startup-taint", "ValidatingAdmissionPolicyBinding/fingerpost-startup-taint")
+	slices.Sort(want)
+	if got := names(rendered(t, startupTaint)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	lifts := corev1.EnvVar{Name: "FINGERPOST_LIFT_TAINT", Value: "true"}
+	if _, agent := agentPodOf(t, startupTaint); !slices.Contains(agent.Env, lifts) {
+		t.Errorf("the agent lifts nothing: %v", agent.Env)
+	}
+	if _, agent := agentPod(t); slices.Contains(agent.Env, lifts) {
+		t.Error("the base lifts it too, and has no right to")
+	}
+}
+
+func TestOperationsSaysOfEveryObjectWhyItIsThere(t *testing.T) {
+	text, err := os.ReadFile("../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "## What is installed")
+	table, _, _ = strings.Cut(table, "\n## ")
+	var listed []string
+	for line := range strings.SplitSeq(table, "\n") {
+		if cells := strings.Split(line, "|"); len(cells) > 2 && strings.Contains(cells[1], "/") {
+			listed = append(listed, strings.Split(strings.TrimSpace(cells[1]), ", ")...)
+		}
+	}
+	slices.Sort(listed)
+	if want := names(rendered(t, production)); !slices.Equal(listed, want) {
+		t.Errorf("the table has\n%v\nwant\n%v", listed, want)
+	}
+	for _, o := range rendered(t, production) {
+		if o.GetLabels()["app.kubernetes.io/part-of"] != "fingerpost" {
+			t.Errorf("%s/%s is not labelled as a part", o.GetKind(), o.GetName())
+		}
+	}
+}
+
 func daemonSet(t *testing.T, dir string) appsv1.DaemonSet {
 	t.Helper()
 	return objects[appsv1.DaemonSet](t, dir, "DaemonSet")[0]

@@ -4,7 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -19,6 +22,15 @@ import (
 // them, in its order.
 func rendered(t *testing.T, dir string) []*unstructured.Unstructured {
 	t.Helper()
+	// What another program reads go test's cache knows nothing of, so that it
+	// would take the results of manifests as they were.
+	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		_, statErr := os.Stat(path)
+		return errors.Join(err, statErr)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command(harness.Tool(t, "kustomize"), "build", dir)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -91,6 +91,7 @@ type Server struct {
 	nacked map[[sha256.Size]byte]struct{}
 
 	memory memory // has a lock of its own
+	joiner joiner // the same
 }
 
 // New returns a server with empty tables and a closed gate.
@@ -277,26 +278,27 @@ func (s *Server) begin(st *stream) bool {
 }
 
 // enter counts a stream by the id of its client.
-func (s *Server) enter(id string) error {
+func (s *Server) enter(st *stream, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, running := s.streams[st]; !running {
+		return errStopping // its first request came too late to be counted
+	}
 	if s.ids[id] >= maxPerID {
 		return status.Errorf(codes.ResourceExhausted,
 			"client %q has %d streams already; a client needs one", id, maxPerID)
 	}
 	s.ids[id]++
+	st.counted, st.id = true, id
 	return nil
 }
 
 func (s *Server) end(st *stream) {
-	st.mu.Lock()
-	node := st.node
-	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
-	if id := node.GetId(); node != nil {
-		if s.ids[id]--; s.ids[id] == 0 {
-			delete(s.ids, id)
+	if st.counted {
+		if s.ids[st.id]--; s.ids[st.id] == 0 {
+			delete(s.ids, st.id)
 		}
 	}
 	s.mu.Unlock()
@@ -340,6 +342,7 @@ const maxNacked = 1024
 func (s *Server) refused(r Refusal) {
 	client := r.Node.GetId()
 	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
+	s.metrics.refused.WithLabelValues(r.Type.String()).Add(float64(r.resources))
 	key := sha256.Sum256([]byte(r.Type.String() + "\x00" + client + "\x00" + r.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
