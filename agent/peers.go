@@ -188,9 +188,12 @@ func (p *peers) serve(ctx context.Context, bound func()) error {
 		if err == nil {
 			p.setListening(nil)
 			bound()
-			return p.transport.Serve(ctx, lis, p.exchange)
+			if err = p.transport.Serve(ctx, lis, p.exchange); err == nil {
+				return nil
+			}
+			p.a.log.Warn("agents of other nodes cannot reach this one; trying on", "address", p.a.config.PeerAddress, "error", err)
 		}
-		p.setListening(err)
+		p.setListening(err) // ADS does not depend on it
 		select {
 		case <-time.After(httpRetry):
 		case <-ctx.Done():

@@ -26,7 +26,7 @@ import (
 	"github.com/fingerpost/fingerpost/test/harness"
 )
 
-// loadPod is a pod as large as those of real clusters: 10 kB, half of them
+// loadPod is a pod as large as those of real clusters: 8 kB, more than half of it
 // managedFields.
 func loadPod(n int, ns string) *corev1.Pod {
 	r := rand.New(rand.NewPCG(uint64(n), 1))

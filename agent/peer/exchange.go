@@ -196,6 +196,7 @@ func (x *Exchange) keepTime(ctx context.Context, running *sync.WaitGroup) {
 		x.ripen(now)
 		x.relook()
 		x.relink(ctx, running)
+		x.settleHosts(now)
 		x.pursue(now)
 		x.expire(now)
 		if now.Sub(swept) >= time.Minute {
@@ -320,6 +321,9 @@ func (x *Exchange) Place(o *nodecache.Owner) collect.Place {
 	}
 	switch head := first(o.Key, hosts, x.live); {
 	case head == x.node, len(odd) > 0 && first(o.Key, odd, x.live) == x.node:
+		if q := x.quests[o.Key]; o.Knowledge == nodecache.Unknown && (q == nil || !q.quiet(time.Now())) {
+			return collect.Elsewhere // for now
+		}
 		if slices.Contains(hosts, x.node) {
 			return collect.OwnNode
 		}

@@ -41,6 +41,11 @@ const (
 	quietTime = 2 * time.Second
 	quietMost = 10 * time.Second
 
+	// An owner of which nothing is known is collected once its hosts have been the
+	// same for hostQuiet, or it has been there for hostMost.
+	hostQuiet = time.Second
+	hostMost  = 5 * time.Second
+
 	// Streams are opened at linkRate a second, and linkBurst at once.
 	linkRate, linkBurst = 2, 4
 

@@ -25,6 +25,32 @@ type quest struct {
 	wanted bool // a caller of this node waits
 	// tried is set when nobody is left to ask for now.
 	tried bool
+
+	hosts []string  // as they were seen last
+	begun time.Time // the owner was seen first
+	moved time.Time // hosts changed
+	told  bool      // the collector, that hosts are quiet
+}
+
+// quiet tells whether the owner may be collected: pods of one become Ready one
+// after the other, and each can put another agent in charge.
+func (q *quest) quiet(now time.Time) bool {
+	return q.wanted || now.Sub(q.moved) >= hostQuiet || now.Sub(q.begun) >= hostMost
+}
+
+// settleHosts lets the collector look at the owners with pods here whose hosts
+// have become quiet.
+func (x *Exchange) settleHosts(now time.Time) {
+	var quiet []nodecache.OwnerKey
+	x.mu.Lock()
+	for key := range x.local {
+		if q := x.quests[key]; q != nil && !q.told && q.quiet(now) {
+			q.told = true
+			quiet = append(quiet, key)
+		}
+	}
+	x.mu.Unlock()
+	x.collector.Consider(quiet...)
 }
 
 // seek needs mu. It begins a quest where one is needed, and ends one that is not.
@@ -33,18 +59,27 @@ func (x *Exchange) seek(key nodecache.OwnerKey, l nodecache.Learned, hosts []str
 		x.settle(key)
 		return
 	}
-	if x.quests[key] != nil {
+	now, here := time.Now(), slices.Contains(hosts, x.node)
+	q := x.quests[key]
+	if q != nil && slices.Equal(q.hosts, hosts) {
+		return
+	}
+	if here {
+		time.AfterFunc(hostQuiet, x.rouse)
+	}
+	if q != nil {
+		q.hosts, q.moved, q.told = hosts, now, false
 		return
 	}
 	wait := farGrace
-	if slices.Contains(hosts, x.node) {
+	if here {
 		ranked := slices.Clone(hosts)
 		rank(key, ranked)
 		wait = hostGrace + time.Duration(slices.Index(ranked, x.node))*hostStep
 	} else if x.roster != nil {
 		wait += rand.N(time.Duration(1+len(x.roster.ring)) * farSpread)
 	}
-	x.quests[key] = &quest{due: time.Now().Add(wait), tried: first(key, hosts, x.live) == ""}
+	x.quests[key] = &quest{due: now.Add(wait), tried: first(key, hosts, x.live) == "", hosts: hosts, begun: now, moved: now}
 }
 
 // settle needs mu. It ends the quest for an owner.
@@ -108,6 +143,7 @@ func (x *Exchange) pursue(now time.Time) {
 		wanted bool
 	}
 	var here []nodecache.OwnerKey
+	var submit []func()
 	errands := map[string]*errand{}
 	x.mu.Lock()
 	if x.roster == nil || !x.ready || !x.known() {
@@ -173,10 +209,15 @@ func (x *Exchange) pursue(now time.Time) {
 			for _, key := range batch {
 				x.quests[key].asking = true
 			}
-			x.sched.Submit(schedule.PeerFetch, priority, "", func(ctx context.Context) { x.fetch(ctx, to, batch) })
+			submit = append(submit, func() {
+				x.sched.Submit(schedule.PeerFetch, priority, "", func(ctx context.Context) { x.fetch(ctx, to, batch) })
+			})
 		}
 	}
 	x.mu.Unlock()
+	for _, s := range submit {
+		s()
+	}
 	x.collector.Consider(here...)
 }
 

@@ -32,7 +32,7 @@ const (
 	simPrograms = 500 // distinct programs: owners share their descriptors
 
 	// Until an agent hears by its watch of what happened.
-	simWatch = time.Second
+	simWatch = 250 * time.Millisecond
 	// A connection and its handshake, and one way of a message.
 	simConnect, simWay = 10 * time.Millisecond, time.Millisecond
 	// How long a collect takes.
@@ -63,6 +63,8 @@ type simOwner struct {
 type simHosts struct {
 	nodes []string
 	view  *nodecache.Owner
+	at    time.Time // since when
+	prev  *simHosts
 }
 
 // simCluster is the truth.
@@ -157,7 +159,7 @@ func (o *simOwner) host(nodes []string) {
 	if view == nil {
 		view = &nodecache.Owner{Key: o.key}
 	}
-	o.hosted.Store(&simHosts{nodes, view})
+	o.hosted.Store(&simHosts{nodes, view, time.Now(), o.hosted.Load()})
 }
 
 // lag is how much later than it happened the agent of a node hears of something.
@@ -372,7 +374,10 @@ func (a *simAgent) seen(key nodecache.OwnerKey) (*simOwner, *simHosts) {
 	if o == nil || !o.at.IsZero() && time.Since(o.at) < simLag(a.n, uint64(o.n)) {
 		return nil, nil
 	}
-	h := o.hosted.Load()
+	h, lag := o.hosted.Load(), simLag(a.n, uint64(o.n))
+	for h.prev != nil && time.Since(h.at) < lag {
+		h = h.prev
+	}
 	if len(h.nodes) == 0 {
 		return nil, nil
 	}

@@ -206,8 +206,17 @@ func (c *simCluster) churn(d time.Duration) []*simOwner {
 		if len(nodes) == 0 {
 			nodes = []string{simNode(simZones*rand.IntN(c.nodes/simZones-1) + 1)}
 		}
-		o.host(nodes)
+		// Its pods become Ready one after the other.
+		o.host(nodes[:1])
 		c.tell(o)
+		for n := 2; n <= len(nodes); n++ {
+			time.AfterFunc(time.Duration(n-1)*rand.N(400*time.Millisecond), func() {
+				if len(o.hosted.Load().nodes) < n {
+					o.host(nodes[:n])
+					c.tell(o)
+				}
+			})
+		}
 		came = append(came, o)
 		if n < len(old) {
 			c.remove(old[n])
@@ -357,9 +366,9 @@ func checkSimulation(t *testing.T, rows []simRow) {
 }
 
 func TestClusterOf100NodesCollectsEachOwnerOnce(t *testing.T) {
-	checkSimulation(t, simulate(t, 100, 2000))
+	checkSimulation(t, simulate(t, 100, 1000))
 }
 
 func TestClusterOf1000NodesCollectsEachOwnerOnce(t *testing.T) {
-	checkSimulation(t, simulate(t, 1000, 2000))
+	checkSimulation(t, simulate(t, 1000, 500))
 }

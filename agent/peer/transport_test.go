@@ -76,7 +76,10 @@ func TestKeyThatIsTakenBackIsTakenBackAtOnce(t *testing.T) {
 func TestImpostorAtTheAddressOfAnAgentIsNotHeard(t *testing.T) {
 	a := start(t, "n0")
 	l := newLiar(t, "n1")
-	l.sync = says(records(l.sign(evil(key("a"), "n1"))))
+	l.sync = func(st syncStream) error {
+		t.Error("the impostor was asked")
+		return says(records(l.sign(evil(key("a"), "n1"))))(st)
+	}
 	l.listen(t)
 	m := l.member()
 	m.Keys = []peer.Fingerprint{newLiar(t, "n1").key()}
@@ -152,17 +155,25 @@ func (w *wire) dial(ctx context.Context, _ string) (net.Conn, error) {
 	}
 	a, b := net.Pipe()
 	select {
-	case w.l.conns <- &hose{b, cut}:
-		return &hose{a, cut}, nil
+	case w.l.conns <- &hose{Conn: b, cut: cut, closed: make(chan struct{})}:
+		return &hose{Conn: a, cut: cut, closed: make(chan struct{})}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// hose swallows what is written once it is cut, and brings nothing.
+// hose swallows what is written once it is cut, and brings nothing, not even that
+// the other side was closed.
 type hose struct {
 	net.Conn
-	cut chan struct{}
+	cut    chan struct{}
+	closed chan struct{} // on this side
+	once   sync.Once
+}
+
+func (h *hose) Close() error {
+	h.once.Do(func() { close(h.closed) })
+	return h.Conn.Close()
 }
 
 func (h *hose) Write(b []byte) (int, error) {
@@ -178,11 +189,8 @@ func (h *hose) Read(b []byte) (int, error) {
 	n, err := h.Conn.Read(b)
 	select {
 	case <-h.cut:
-		// Until the connection is closed on this side.
-		for err == nil {
-			_, err = h.Conn.Read(b)
-		}
-		return 0, err
+		<-h.closed
+		return 0, net.ErrClosed
 	default:
 		return n, err
 	}

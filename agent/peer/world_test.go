@@ -376,8 +376,9 @@ func TestPodsOfOtherImagesAreAskedOnTheirNode(t *testing.T) {
 			p.Common = &c
 			return p
 		}
-		pods := []*nodecache.Pod{running("x", "n0"), running("x", "n1"), running("y", "n2"), running("y", "n3")}
-		w.see(pods...)
+		for n := range 4 {
+			w.see(running("", fmt.Sprint("n", n)))
+		}
 		time.Sleep(8 * time.Second)
 		inCharge := func() (nodes []string) {
 			for _, a := range w.agents {
@@ -390,6 +391,14 @@ func TestPodsOfOtherImagesAreAskedOnTheirNode(t *testing.T) {
 		before := inCharge()
 		if len(before) != 1 {
 			t.Fatalf("in charge: %v", before)
+		}
+		images := map[string]string{before[0]: "x"}
+		for n := range 4 {
+			node := fmt.Sprint("n", n)
+			if images[node] == "" {
+				images[node] = "y"
+			}
+			w.see(running(images[node], node))
 		}
 		learn := func(images ...string) {
 			info := serves("pkg.a")
@@ -404,11 +413,11 @@ func TestPodsOfOtherImagesAreAskedOnTheirNode(t *testing.T) {
 		learn("x")
 		odd := 0
 		for _, node := range inCharge() {
-			if node == "n2" || node == "n3" {
+			if images[node] == "y" {
 				odd++
 			}
 		}
-		if odd == 0 || len(inCharge()) > 2 {
+		if odd != 1 || len(inCharge()) != 2 {
 			t.Errorf("in charge while nobody has asked y: %v", inCharge())
 		}
 		learn("x", "y")
