@@ -259,14 +259,18 @@ func TestEveryFileIsPartOfAKustomization(t *testing.T) {
 	}
 }
 
-func TestOverlayKindTakesTheImageThatWasLoaded(t *testing.T) {
+func TestOverlayKindTakesTheImageThatWasLoadedAndInjects(t *testing.T) {
 	_, agent := agentPodOf(t, kind)
 	if agent.Image != "fingerpost:kind" || agent.ImagePullPolicy != corev1.PullIfNotPresent {
 		t.Errorf("image %s, pulled %s: want fingerpost:kind of the node", agent.Image, agent.ImagePullPolicy)
 	}
-	// A fresh cluster has no CRDs.
-	if got, want := names(rendered(t, kind)), names(rendered(t, base)); !slices.Equal(got, want) {
-		t.Errorf("objects are\n%v\nwant those of the base\n%v", got, want)
+	// A fresh cluster has no CRDs; what injects sidecars needs none.
+	want := append(names(rendered(t, base)),
+		"MutatingAdmissionPolicy/fingerpost-inject", "MutatingAdmissionPolicyBinding/fingerpost-inject",
+		"ValidatingAdmissionPolicy/fingerpost-inject", "ValidatingAdmissionPolicyBinding/fingerpost-inject")
+	slices.Sort(want)
+	if got := names(rendered(t, kind)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant those of the base and of the injection\n%v", got, want)
 	}
 }
 
