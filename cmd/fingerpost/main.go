@@ -73,9 +73,9 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 		return usageError("%w; see %s --help", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		newAgent(), newBootstrap(), newDemo(),
+		newAgent(), newBootstrap(), newDemo(), newInject(),
 		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newExplain(),
-		newRecollect(), newWait(),
+		newRecollect(), newWait(), newCheck(),
 		newXDS(), newVersion(),
 	)
 	checkArgs(root)
