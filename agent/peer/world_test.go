@@ -111,12 +111,9 @@ func TestPeerThatDoesNotAnswerCostsASecond(t *testing.T) {
 				break
 			}
 			name := fmt.Sprint("o", i)
-			w.agents[0].dir.UpsertPods([]*nodecache.Pod{memPod(name, "n1"), memPod(name, "n2")})
-			if w.agents[1].exchange.Place(w.agents[0].dir.Owner(key(name))) == collect.OwnNode {
+			if peer.Head(key(name), "n1", "n2") == "n1" {
+				w.agents[0].dir.UpsertPods([]*nodecache.Pod{memPod(name, "n1"), memPod(name, "n2")})
 				owners = append(owners, name)
-			} else {
-				w.agents[0].dir.RemovePod(name + "-n1")
-				w.agents[0].dir.RemovePod(name + "-n2")
 			}
 		}
 		w.kill("n1")
