@@ -90,7 +90,7 @@ func (a *Agent) explainCall(from, authority, path, verb string, headers map[stri
 		a: a, namespace: namespace, caller: a.store.Pod(namespace, pod), plain: verb != "",
 	}
 	for _, client := range a.server.Clients() {
-		if client.ID == from || client.Identity.Pod == from {
+		if cmp.Or(client.Identity.Pod, client.ID) == from {
 			c.clients = append(c.clients, client)
 		}
 	}
