@@ -37,18 +37,59 @@ func TestPodIsProvedByItsNetwork(t *testing.T) {
 func TestPodIsProvedBehindABridge(t *testing.T) {
 	n := newNode(t)
 	n.Bridge(t, "cni0", "10.8.0.1/24")
+	t.Cleanup(func() { n.remove("cni0") })
 	a, b := harness.NewNetwork(t), harness.NewNetwork(t)
 	n.Plug(t, "cni0", "port1", a, "10.8.0.2")
 	n.Plug(t, "cni0", "port2", b, "10.8.0.3")
-	// A pod answers what the host asks only where it has a way back.
 	n.pods.add("a", "uid-a", "10.8.0.2")
 	n.pods.add("b", "uid-b", "10.8.0.3")
-	n.want(n.from(a), "prod/a", identity.NetNS, "")
-	n.want(n.from(b), "prod/b", identity.NetNS, "")
+	for network, want := range map[*harness.Network]string{a: "prod/a", b: "prod/b"} {
+		conn := n.from(network)
+		// A port forwards nothing before it has a carrier; who asks again is told.
+		harness.Eventually(t, soon, func() error {
+			if p := n.Prove(conn); p.Pending {
+				return errors.New(p.Reason)
+			}
+			return nil
+		})
+		n.want(conn, want, identity.NetNS, "")
+	}
 	// One that claims the other's address too is itself, and the other as well.
 	b.Claim(t, "10.8.0.2")
 	n.want(n.from(b), "prod/b", identity.NetNS, "")
 	n.want(n.from(a), "prod/a", identity.NetNS, "")
+	// A port of the same bridge, and the other's address alone, is nobody.
+	c := harness.NewNetwork(t)
+	n.Plug(t, "cni0", "port3", c, "10.8.0.2")
+	n.want(n.from(c), "", identity.None, "leaves by port1")
+	n.pods.add("silent", "uid-silent", "10.8.0.9")
+	c.Claim(t, "10.8.0.9")
+	n.down("port3")
+	if p := n.Prove(n.from(c)); !p.Pending {
+		t.Errorf("an address that nobody answers for: %+v", p)
+	}
+}
+
+func (n *node) remove(name string) {
+	n.t.Helper()
+	link, err := n.LinkByName(name)
+	if err == nil {
+		err = n.LinkDel(link)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) down(name string) {
+	n.t.Helper()
+	link, err := n.LinkByName(name)
+	if err == nil {
+		err = n.LinkSetDown(link)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // What a namespace has of addresses proves nothing by itself.
@@ -251,13 +292,7 @@ func TestCallerThatIsGoneStopsNothing(t *testing.T) {
 	n.want(conn, "prod/a", identity.NetNS, "")
 	conn.Close()
 	n.want(conn, "", identity.None, "use of closed")
-	link, err := n.LinkByName("gone")
-	if err == nil {
-		err = n.LinkDel(link)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	n.remove("gone")
 	n.want(n.from(a), "", identity.None, "has no address")
 	n.want(n.from(n.pod("b", "10.15.0.3")), "prod/b", identity.NetNS, "")
 }

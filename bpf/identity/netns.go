@@ -126,6 +126,7 @@ func (n *network) id(ns int) (int, error) {
 func (n *network) judge(id int, addrs []netip.Addr, pods Pods) verdict {
 	var v verdict
 	wired := false // the host finds some address in the namespace
+	asked := false // it looks for one
 	var proved []Pod
 	for _, addr := range addrs {
 		known := pods.At(addr)
@@ -142,6 +143,7 @@ func (n *network) judge(id int, addrs []netip.Addr, pods Pods) verdict {
 				}
 			}
 		default:
+			asked = asked || errors.Is(err, errNobody)
 			if v.claims = append(v.claims, known...); !wired && (v.reason == "" || len(known) > 0) {
 				v.reason = err.Error()
 			}
@@ -157,7 +159,7 @@ func (n *network) judge(id int, addrs []netip.Addr, pods Pods) verdict {
 		v.reason = "the network namespace has no address"
 	}
 	// An address that moves, and a pod that is being made, are known better soon.
-	v.pending = wired
+	v.pending = wired || asked
 	return v
 }
 
@@ -189,6 +191,9 @@ func (n *network) leads(addr netip.Addr, id int) error {
 	return nil
 }
 
+// errNobody indicates that the host asked for an address, and has no answer yet.
+var errNobody = errors.New("nobody has")
+
 // resolveFor is how long an address is waited for that the host has not asked
 // for yet; on the links of one host it answers in some microseconds.
 const resolveFor = 20 * time.Millisecond
@@ -210,7 +215,7 @@ func (n *network) port(bridge netlink.Link, addr netip.Addr) (netlink.Link, erro
 		return nil, fmt.Errorf("who has %s on bridge %s: %w", addr, b.Name, err)
 	}
 	if mac == nil {
-		return nil, fmt.Errorf("nobody has %s on bridge %s", addr, b.Name)
+		return nil, fmt.Errorf("%w %s on bridge %s", errNobody, addr, b.Name)
 	}
 	// A bridge's table of addresses (RTM_GETNEIGH of one, Linux 5.0).
 	entry, err := n.entry(&netlink.Ndmsg{Family: unix.AF_BRIDGE},

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -82,17 +83,13 @@ func onThread(f func() error) error {
 	go func() {
 		runtime.LockOSThread()
 		home, err := netns.Get()
-		if err != nil {
-			done <- err
-			return // with the thread, which is of no use any more
+		if err == nil {
+			err = f()
+			back := netns.Set(home)
+			if err = errors.Join(err, back, home.Close()); back == nil {
+				runtime.UnlockOSThread()
+			} // else the thread ends with its goroutine
 		}
-		defer home.Close()
-		err = f()
-		if back := netns.Set(home); back != nil {
-			done <- back
-			return
-		}
-		runtime.UnlockOSThread()
 		done <- err
 	}()
 	return <-done
@@ -153,7 +150,10 @@ func (n *Network) Wire(t testing.TB, name string, pod *Network, addrs ...string)
 // Bridge makes a bridge whose network the prefix's address, the host's own, is in.
 func (n *Network) Bridge(t testing.TB, name, prefix string) {
 	t.Helper()
-	err := n.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}})
+	// A bridge without an address of its own takes one of its ports', and forgets
+	// what it knows of others when that changes.
+	own := net.HardwareAddr{0x02, 0, 0, 0, 0, 0x01}
+	err := n.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name, HardwareAddr: own}})
 	var link netlink.Link
 	if err == nil {
 		link, err = n.LinkByName(name)
