@@ -55,9 +55,12 @@ type share struct {
 }
 
 // enter counts a stream by the key of its client.
-func (s *Server) enter(key, client string) error {
+func (s *Server) enter(st *stream, key, client string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, running := s.streams[st]; !running {
+		return errStopping // its first request came too late to be counted
+	}
 	now := time.Now()
 	if len(s.ids) >= s.idsAt {
 		maps.DeleteFunc(s.ids, func(_ string, u *share) bool { return u.idle(now) })
@@ -81,6 +84,7 @@ func (s *Server) enter(key, client string) error {
 	u.spent = u.spent.Add(openEvery)
 	u.streams++
 	s.ids[key] = u
+	st.counted, st.countedBy = true, key
 	return nil
 }
 

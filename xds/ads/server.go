@@ -98,6 +98,7 @@ type Server struct {
 	nacked map[[sha256.Size]byte]struct{}
 
 	memory memory // has a lock of its own
+	joiner joiner // the same
 }
 
 // New returns a server with empty tables and a closed gate.
@@ -288,13 +289,10 @@ func (s *Server) begin(st *stream) bool {
 }
 
 func (s *Server) end(st *stream) {
-	st.mu.Lock()
-	key, entered := st.key, st.node != nil
-	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
-	if entered {
-		s.leave(key)
+	if st.counted {
+		s.leave(st.countedBy)
 	}
 	s.mu.Unlock()
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
@@ -337,6 +335,7 @@ const maxNacked = 1024
 func (s *Server) refused(r Refusal) {
 	client := r.Node.GetId()
 	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
+	s.metrics.refused.WithLabelValues(r.Type.String()).Add(float64(r.resources))
 	r.Said = !s.logOnce(r.Type.String()+"\x00"+client+"\x00"+r.Error, func() {
 		s.log.Warn("client refused a response", "client", client, "type", r.Type.String(),
 			"version", r.Version, "resources", r.resources, "error", r.Error)

@@ -39,6 +39,10 @@ type stream struct {
 	ctx     context.Context // of the call, for who is at its other end
 	closing <-chan struct{} // the server's when the stream began; closed to end it
 
+	// Guarded by the server's lock: the key by which the stream is counted.
+	counted   bool
+	countedBy string
+
 	// mu guards all below. It is taken after the server's lock.
 	mu     sync.Mutex
 	node   *corev3.Node // nil before the first request; its id is the pod if that is proved
@@ -158,7 +162,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 			}
 			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
-			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(len(msgs[i].resources)))
+			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].count))
 		}
 		hold.Stop()
 		if !until.IsZero() {
@@ -231,7 +235,7 @@ func (st *stream) introduce(node *corev3.Node) error {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	key := who.key(id)
-	if err := st.s.enter(key, node.GetId()); err != nil {
+	if err := st.s.enter(st, key, node.GetId()); err != nil {
 		return err
 	}
 	st.s.told(&who, id)
