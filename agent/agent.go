@@ -60,6 +60,7 @@ type Agent struct {
 	only     string
 	compiler *resources.Compiler
 	feed     *feed
+	callers  *callers
 	server   *ads.Server
 	follower *report.Follower
 	writer   *report.Writer   // nil: there is no API server
@@ -108,6 +109,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	told := witness{a.journal}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.store = kube.NewStore(a.dir, a.log)
+	a.store.Local(c.nodeName())
 	config, err := a.openSource()
 	if err != nil {
 		return nil, err
@@ -125,8 +127,8 @@ func newAgent(c Config) (_ *Agent, err error) {
 	for _, w := range warnings {
 		a.log.Warn(w)
 	}
+	a.callers = newCallers(a.store)
 	a.parts = map[string]string{
-		"identity":  "off: not built yet",
 		"kernel":    "off: not built yet",
 		"on-demand": "off: not built yet",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
@@ -142,9 +144,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	if a.writer == nil {
 		a.parts[partReports] = "off: a file source has no API server"
 	}
-	if c.RequireIdentity {
-		a.parts["identity"] = "off: not built yet; --require-identity refuses nobody"
-	}
+	a.parts["identity"] = a.callers.state(c.RequireIdentity)
 	if c.Tracing != "" {
 		a.parts["tracing"] = "on"
 	}
@@ -171,7 +171,10 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
-		Scopes:     a.scopes,
+		Scopes: a.scopes,
+
+		RequireIdentity: c.RequireIdentity,
+
 		Pod:        a.podOf,
 		Refused:    func(r ads.Refusal) { told.refused(r); rejected(r) },
 		Identifier: "fingerpost/" + c.Version + " " + c.nodeName(),
@@ -187,7 +190,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	a.feed = newFeed(a)
 	a.follower = a.newFollower()
-	a.registry.MustRegister(&gauges{a}, a.invalid)
+	a.registry.MustRegister(&gauges{a}, a.invalid, a.callers.metric())
 	return a, nil
 }
 
@@ -214,6 +217,9 @@ func (a *Agent) close() {
 	if f := a.front.Load(); f != nil {
 		f.close()
 	}
+	if a.callers != nil {
+		a.callers.close()
+	}
 	if a.instance != nil {
 		_ = a.instance.Close()
 	}
@@ -228,9 +234,7 @@ func (a *Agent) run(ctx context.Context) error {
 	if filepath.Dir(a.config.ADSSocket) == filepath.Dir(a.config.AdminSocket) {
 		a.log.Warn("the admin socket lies in the directory that pods mount to reach the ADS socket; give it one of its own", "socket", a.config.AdminSocket)
 	}
-	if a.config.RequireIdentity {
-		a.log.Warn("flag without effect", "part", "identity", "state", a.partStates()["identity"])
-	}
+	a.callers.log(a.log, a.config.RequireIdentity)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })

@@ -90,9 +90,13 @@ func (a *Agent) explainCall(from, authority, path, verb string, headers map[stri
 		a: a, namespace: namespace, caller: a.store.Pod(namespace, pod), plain: verb != "",
 	}
 	for _, client := range a.server.Clients() {
-		if client.ID == from || client.Identity.Pod == from {
+		if cmp.Or(client.Identity.Pod, client.ID) == from {
 			c.clients = append(c.clients, client)
 		}
+	}
+	// Who merely claims to be the pod says nothing of it where the pod itself is there.
+	if isProved := func(c ads.Client) bool { return c.Identity.Pod != "" }; slices.ContainsFunc(c.clients, isProved) {
+		c.clients = slices.DeleteFunc(c.clients, func(c ads.Client) bool { return !isProved(c) })
 	}
 	c.rule = resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: path})
 	c.identity()

@@ -16,7 +16,8 @@ func (c *call) identity() {
 	case len(c.clients) == 0:
 		c.fact("identity", "%s, as you say; no client of that id is connected", c.From)
 	case c.clients[0].Identity.Pod != "":
-		c.fact("identity", "%s, proved by %s", c.clients[0].Identity.Pod, c.clients[0].Identity.Method)
+		i := c.clients[0].Identity
+		c.fact("identity", "%s", strings.TrimSuffix(fmt.Sprintf("%s, proved by %s: %s", i.Pod, i.Method, i.Reason), ": "))
 	default:
 		c.fact("identity", "%s, claimed by node.id (not proved: %s)", c.From, c.clients[0].Identity.Reason)
 	}
@@ -31,7 +32,7 @@ func (c *call) identity() {
 			protocol = "delta"
 		}
 		// It asks for listeners by name; a sidecar asks for all.
-		if hs := c.a.server.Holdings(client.ID, xds.Listener, ""); len(hs) > 0 && hs[len(hs)-1].State == ads.Unasked {
+		if hs := c.a.server.Holdings(c.From, xds.Listener, ""); len(hs) > 0 && hs[len(hs)-1].State == ads.Unasked {
 			c.bare = true
 			protocol += ", gRPC without a sidecar"
 		}
@@ -42,7 +43,7 @@ func (c *call) identity() {
 // holding is what the caller's latest stream has of a resource.
 func (c *call) holding(id xds.ID) ads.Holding {
 	if n := len(c.clients); n > 0 {
-		if hs := c.a.server.Holdings(c.clients[n-1].ID, id.Type, id.Name); len(hs) > 0 {
+		if hs := c.a.server.Holdings(c.From, id.Type, id.Name); len(hs) > 0 {
 			return hs[len(hs)-1]
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -346,6 +347,22 @@ func TestComponentStartupTaintAddsItsRightWithThePolicyThatBoundsIt(t *testing.T
 	}
 	if _, agent := agentPod(t); slices.Contains(agent.Env, lifts) {
 		t.Error("the base lifts it too, and has no right to")
+	}
+}
+
+func TestComponentIdentityAddsOneCapabilityAndNothingElse(t *testing.T) {
+	const dir = "testdata/identity"
+	if got, want := names(rendered(t, dir)), names(rendered(t, base)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	with, without := daemonSet(t, dir), daemonSet(t, base)
+	capabilities := with.Spec.Template.Spec.Containers[0].SecurityContext.Capabilities
+	if !slices.Equal(capabilities.Add, []corev1.Capability{"NET_ADMIN"}) {
+		t.Errorf("capabilities added: %v", capabilities.Add)
+	}
+	capabilities.Add = nil
+	if !reflect.DeepEqual(with.Spec, without.Spec) {
+		t.Errorf("more differs:\n%v\nfrom\n%v", with.Spec, without.Spec)
 	}
 }
 

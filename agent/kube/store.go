@@ -18,6 +18,7 @@ type Store struct {
 	dir    *nodecache.Directory
 	log    *slog.Logger
 	routes *gateway.Table
+	node   string // set before the first write; empty: of no interest
 
 	// writing is held over a whole change: decide, store, directory. mu and
 	// the directory's lock are taken under it, never both.
@@ -34,6 +35,7 @@ type Store struct {
 	// mu guards what follows.
 	mu       sync.RWMutex
 	pods     map[name]*Record
+	here     map[name]*Record    // those of pods that are on node
 	optedOut map[string]struct{} // namespaces
 }
 
@@ -58,6 +60,7 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 		told:     map[string]struct{}{},
 		unready:  map[string]name{},
 		pods:     map[name]*Record{},
+		here:     map[name]*Record{},
 		optedOut: map[string]struct{}{},
 	}
 }
@@ -72,6 +75,38 @@ func (s *Store) expect(pods int) {
 	}
 	s.mu.Unlock()
 	s.dir.Expect(pods)
+}
+
+// Local names the node of which [Store.Here] returns the pods. It is to be
+// called before the store is used.
+func (s *Store) Local(node string) { s.node = node }
+
+// Here returns the records of the pods of the local node that f wants, in any
+// order. It looks at these alone, a few hundred at most.
+func (s *Store) Here(f func(*Record) bool) []*Record {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var rs []*Record
+	for _, r := range s.here {
+		if f(r) {
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}
+
+// put needs mu.
+func (s *Store) put(r *Record) {
+	key := r.key()
+	s.pods[key] = r
+	if s.node == "" {
+		return
+	}
+	if r.Node == s.node {
+		s.here[key] = r
+	} else {
+		delete(s.here, key)
+	}
 }
 
 // Routes returns the table of the objects of the Gateway API.
@@ -116,7 +151,7 @@ func (s *Store) upsertSome(records []*Record) {
 		}
 		_, off := s.optedOut[r.Namespace]
 		r = r.inNamespace(off)
-		s.pods[key] = r
+		s.put(r)
 		if s.agents.has(r) {
 			agents = append(agents, r)
 		}
@@ -146,7 +181,7 @@ func (s *Store) upsert(r *Record) {
 	if old != nil && old.UID != r.UID {
 		delete(s.unready, old.UID)
 	}
-	s.pods[r.key()] = r
+	s.put(r)
 	s.mu.Unlock()
 	s.agents.moved(old, r)
 	if old != nil && old.UID != r.UID && s.gone(old) {
@@ -173,6 +208,7 @@ func (s *Store) remove(key name, uids []string) {
 		return
 	}
 	delete(s.pods, key)
+	delete(s.here, key)
 	delete(s.unready, old.UID)
 	s.mu.Unlock()
 	s.agents.moved(old, nil)

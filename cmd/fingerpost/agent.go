@@ -29,6 +29,9 @@ With --takeover an agent that runs already hands its sockets over, and its
 clients lose nothing. It stays until it is stopped, and serves again if this one
 ends before.
 
+Which pod connects is proved by the kernel, where the agent has CAP_NET_ADMIN and
+the host's network; elsewhere node.id is believed. fingerpost proxies shows it.
+
 What calls the agent's clients make to pods is plaintext HTTP/2.`,
 		Example: `  fingerpost agent --node-name "$NODE_NAME"
   fingerpost agent --source file:pods.yaml --ads-socket /tmp/fp/ads.sock --admin-socket /tmp/fp-admin/admin.sock`,
@@ -81,7 +84,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.StringVar(&c.Locality, "locality", c.Locality, "how endpoints are preferred: even, zone or node")
 	f.StringVar(&c.Tracing, "tracing", c.Tracing, "send the sidecars' spans to otlp:`ADDR`; empty: off")
 	f.StringVar(&c.ExportDefault, "export-default", c.ExportDefault, "namespaces that see a service without an annotation: none or all")
-	f.BoolVar(&c.RequireIdentity, "require-identity", c.RequireIdentity, "refuse clients whose pod the kernel does not prove")
+	f.BoolVar(&c.RequireIdentity, "require-identity", c.RequireIdentity, "refuse clients whose pod the kernel does not prove; needs CAP_NET_ADMIN, see part identity of fingerpost status")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	complete(cmd, "source", "kube", "file:")

@@ -159,13 +159,20 @@ func newProxies() *cobra.Command {
 }
 
 func proxiesTable(w *table, proxies []ads.Client) {
-	w.row("ID", "CONNECTED", "PROTOCOL", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
+	w.row("ID", "PROVED", "CONNECTED", "PROTOCOL", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
 	for _, p := range proxies {
 		protocol := "sotw"
 		if p.Delta {
 			protocol = "delta"
 		}
-		row := []any{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol}
+		proved := "no"
+		if p.Identity.Pod != "" {
+			proved = p.Identity.Method
+			if p.Identity.Pod != p.ID {
+				proved += ": " + p.Identity.Pod
+			}
+		}
+		row := []any{p.ID, proved, time.Since(p.Connected).Round(time.Second).String(), protocol}
 		last := p.State
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]

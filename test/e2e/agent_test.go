@@ -32,6 +32,7 @@ const soon = 30 * time.Second
 type site struct {
 	ads, admin string
 	egress     int
+	network    *harness.Network // nil: this process's own
 }
 
 func newSite(t *testing.T) *site {
@@ -103,7 +104,11 @@ func (s *site) launch(t *testing.T, cmd *exec.Cmd) *agentProcess {
 		a.cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	a.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
-	if err := a.cmd.Start(); err != nil {
+	start := a.cmd.Start
+	if s.network != nil {
+		start = func() error { return s.network.Start(a.cmd) }
+	}
+	if err := start(); err != nil {
 		t.Fatal(err)
 	}
 	go func() { a.err = a.cmd.Wait(); close(a.done) }()

@@ -214,7 +214,7 @@ func TestExplainCallNamesEachFaultInOneLine(t *testing.T) {
 func wantSteps(t *testing.T, a *agentProcess) {
 	out := a.must("explain", "call", "--from", "prod/web", "/shop.Mixed/Say")
 	for _, want := range []string{
-		"identity", "prod/web, claimed by node.id (not proved: callers are not identified)",
+		"identity", "prod/web, claimed by node.id (not proved: ",
 		"client", "connected since ",
 		`route "by-name" of virtual host "egress"`,
 		"prod/shop.Mixed: of the caller's own namespace",

@@ -36,6 +36,12 @@ func connectRaw(t *testing.T, socket string, o client.Options) *rawClient {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return openRaw(t, conn, o)
+}
+
+// openRaw is connectRaw by a connection, which ends with the test.
+func openRaw(t *testing.T, conn *grpc.ClientConn, o client.Options) *rawClient {
+	t.Helper()
 	t.Cleanup(func() { conn.Close() })
 	if o.Node == nil {
 		o.Node = &corev3.Node{Id: "prod/client"}

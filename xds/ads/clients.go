@@ -34,7 +34,8 @@ type Client struct {
 type Identity struct {
 	Pod    string `json:"pod"`
 	Method string `json:"method"` // netns, pidfd or none
-	Reason string `json:"reason"` // why there is no proof
+	// Reason says why there is no proof, or that node.id is another pod's.
+	Reason string `json:"reason"`
 }
 
 // TypeStatus is how far one type has come at a client. On delta the versions
@@ -105,11 +106,11 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 		return Client{}, nil, false
 	}
 	c := Client{
-		ID:        st.node.GetId(),
+		ID:        st.id,
 		Connected: st.connected,
 		Delta:     st.delta,
 		Clusters:  "all",
-		Identity:  Identity{Method: "none", Reason: "callers are not identified"},
+		Identity:  st.who.shown(st.id),
 		Types:     map[string]TypeStatus{},
 	}
 	for t := range xds.Type(xds.NumTypes) {

@@ -14,7 +14,7 @@ func (s *Server) DeltaAggregatedResources(g discovery.AggregatedDiscoveryService
 
 // serveDelta serves an incremental stream of all types, or of one.
 func (s *Server) serveDelta(g deltaStream, only xds.Type) error {
-	st := newStream(s, true, only)
+	st := newStream(g.Context(), s, true, only)
 	return st.run(g.Context(), func() error {
 		req, err := g.Recv()
 		if err != nil {

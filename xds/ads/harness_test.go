@@ -45,14 +45,14 @@ type world struct {
 	ctx    context.Context
 }
 
-func newWorld(t testing.TB, opts ads.Options) *world {
+func newWorld(t testing.TB, opts ads.Options, server ...grpc.ServerOption) *world {
 	t.Helper()
 	w := &world{t: t, server: ads.New(opts), path: filepath.Join(t.TempDir(), "ads.sock")}
 	l, err := net.Listen("unix", w.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := ads.NewGRPCServer(w.server)
+	g := ads.NewGRPCServer(w.server, server...)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = g.Serve(l) }()
 	if w.conn, err = client.Dial(w.path); err != nil {

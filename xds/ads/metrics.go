@@ -14,6 +14,10 @@ type metrics struct {
 	nacks     *prometheus.CounterVec
 	refused   *prometheus.CounterVec
 	held      prometheus.Counter
+
+	callers    *prometheus.CounterVec
+	mismatches prometheus.Counter
+	unproved   prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -36,11 +40,20 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fingerpost_ads_held_streams_total", Help: "Streams closed because an answer was withheld for too long."}),
 	}
+	m.callers = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "fingerpost_ads_callers_total", Help: "Streams of clients, by what proved their pod (netns, pidfd or none)."}, []string{"method"})
+	for _, method := range []string{"netns", "pidfd", "none"} {
+		m.callers.WithLabelValues(method)
+	}
+	m.mismatches = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fingerpost_ads_identity_mismatches_total", Help: "Streams whose node.id is not that of the proved pod."})
+	m.unproved = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fingerpost_ads_identity_refused_total", Help: "Streams refused because their client's pod was not proved."})
 	for _, api := range []string{"delta", "sotw"} {
 		m.streams.WithLabelValues(api)
 	}
 	if reg != nil {
-		reg.MustRegister(m.gate, m.streams, m.responses, m.resources, m.nacks, m.refused, m.held)
+		reg.MustRegister(m.gate, m.streams, m.responses, m.resources, m.nacks, m.refused, m.held, m.callers, m.mismatches, m.unproved)
 	}
 	return m
 }

@@ -94,7 +94,7 @@ func (st *stream) accept(t xds.Type) {
 	whole := !st.delta && fullSet(t)
 	ts.refused.each(bitset{}, func(id uint32) bool {
 		if ts.carried.has(id) || whole && !ts.withheld.has(id) && !ts.dirty.has(id) {
-			st.s.memory.forget(st.node.GetId(), t, st.s.table.slots[id].name)
+			st.s.memory.forget(st.key, t, st.s.table.slots[id].name)
 			ts.refused.clear(id)
 		}
 		return true
@@ -161,7 +161,7 @@ func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 		r := refusal{version: e.res.Version, text: text, at: now}
 		q.verdicts[id] = r
 		ts.withhold(id)
-		st.s.memory.note(st.node.GetId(), t, tb.slots[id].name, r, ts.previous[id])
+		st.s.memory.note(st.key, t, tb.slots[id].name, r, ts.previous[id])
 		withheld = append(withheld, tb.slots[id].name)
 	}
 	for _, id := range suspects {
@@ -267,7 +267,7 @@ func (st *stream) keepAccepted(ts *typeState) {
 // the program behind it may be another one.
 func (st *stream) recall(t xds.Type) {
 	ts, tb := &st.types[t], &st.s.table
-	for name, m := range st.s.memory.of(st.node.GetId(), t) {
+	for name, m := range st.s.memory.of(st.key, t) {
 		id, ok := tb.names[name]
 		if !ok {
 			continue

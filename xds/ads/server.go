@@ -11,8 +11,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -30,7 +28,8 @@ type Options struct {
 	// Scopes returns what a client may see, by its node, as an ordered list:
 	// of several resources with one type and name the client sees that of the
 	// first scope. It is called once for each stream, at its first request,
-	// with a node that is never nil. An error ends the stream with
+	// with a node that is never nil, and whose id is the pod that was proved, if
+	// one was. An error ends the stream with
 	// INVALID_ARGUMENT and the error's text. Nil means [xds.Shared] for all.
 	Scopes func(*corev3.Node) ([]xds.Scope, error)
 	// Pod returns "namespace/name" of the pod that a node stands for, "" if
@@ -40,6 +39,13 @@ type Options struct {
 	// Identifier is sent as control_plane.identifier in SotW responses; Envoy
 	// shows it as a statistic. Empty: not sent.
 	Identifier string
+	// RequireIdentity refuses clients whose pod is not proved (see
+	// [Credentials]): UNAVAILABLE where it may be soon, else UNAUTHENTICATED.
+	// Else they are served as the pod that their node.id names.
+	RequireIdentity bool
+	// IdentityWait bounds how long a client waits for its pod to be known, once
+	// the gate is open. Zero means [DefaultIdentityWait].
+	IdentityWait time.Duration
 	// HoldLimit bounds how long a request waits for an answer that the server
 	// withholds. Zero means [DefaultHoldLimit].
 	HoldLimit time.Duration
@@ -79,14 +85,15 @@ type Server struct {
 	mu      sync.RWMutex
 	table   table
 	streams map[*stream]struct{}
-	ids     map[string]int // streams by client id
+	ids     map[string]*share // by key of the client
 	open    bool
 	spread  time.Duration
 	closing chan struct{} // closed to end the streams that have it
 	stopped bool
 	sweepAt int
+	idsAt   int // shares of ids at which those that say nothing are dropped
 
-	// nackMu guards which refusals were logged.
+	// nackMu guards which refusals and claims were logged.
 	nackMu sync.Mutex
 	nacked map[[sha256.Size]byte]struct{}
 
@@ -101,6 +108,9 @@ func New(opts Options) *Server {
 	}
 	if opts.Grace <= 0 {
 		opts.Grace = DefaultGrace
+	}
+	if opts.IdentityWait <= 0 {
+		opts.IdentityWait = DefaultIdentityWait
 	}
 	if opts.Trial <= 0 {
 		opts.Trial = DefaultTrial
@@ -118,8 +128,9 @@ func New(opts Options) *Server {
 		closing: make(chan struct{}),
 		table:   newTable(),
 		streams: map[*stream]struct{}{},
-		ids:     map[string]int{},
+		ids:     map[string]*share{},
 		sweepAt: minSweep,
+		idsAt:   minSweep,
 		nacked:  map[[sha256.Size]byte]struct{}{},
 	}
 	if opts.Registerer != nil {
@@ -277,29 +288,11 @@ func (s *Server) begin(st *stream) bool {
 	return true
 }
 
-// enter counts a stream by the id of its client.
-func (s *Server) enter(st *stream, id string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, running := s.streams[st]; !running {
-		return errStopping // its first request came too late to be counted
-	}
-	if s.ids[id] >= maxPerID {
-		return status.Errorf(codes.ResourceExhausted,
-			"client %q has %d streams already; a client needs one", id, maxPerID)
-	}
-	s.ids[id]++
-	st.counted, st.id = true, id
-	return nil
-}
-
 func (s *Server) end(st *stream) {
 	s.mu.Lock()
 	delete(s.streams, st)
 	if st.counted {
-		if s.ids[st.id]--; s.ids[st.id] == 0 {
-			delete(s.ids, st.id)
-		}
+		s.leave(st.countedBy)
 	}
 	s.mu.Unlock()
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
@@ -343,7 +336,19 @@ func (s *Server) refused(r Refusal) {
 	client := r.Node.GetId()
 	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
 	s.metrics.refused.WithLabelValues(r.Type.String()).Add(float64(r.resources))
-	key := sha256.Sum256([]byte(r.Type.String() + "\x00" + client + "\x00" + r.Error))
+	r.Said = !s.logOnce(r.Type.String()+"\x00"+client+"\x00"+r.Error, func() {
+		s.log.Warn("client refused a response", "client", client, "type", r.Type.String(),
+			"version", r.Version, "resources", r.resources, "error", r.Error)
+	})
+	if s.opts.Refused != nil {
+		s.opts.Refused(r)
+	}
+}
+
+// logOnce calls log if it was not called for the text before, and tells whether
+// it did.
+func (s *Server) logOnce(text string, log func()) bool {
+	key := sha256.Sum256([]byte(text))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]
 	if len(s.nacked) >= maxNacked {
@@ -352,10 +357,7 @@ func (s *Server) refused(r Refusal) {
 	s.nacked[key] = struct{}{}
 	s.nackMu.Unlock()
 	if !known {
-		s.log.Warn("client refused a response", "client", client, "type", r.Type.String(),
-			"version", r.Version, "resources", r.resources, "error", r.Error)
+		log()
 	}
-	if r.Said = known; s.opts.Refused != nil {
-		s.opts.Refused(r)
-	}
+	return !known
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestSlownessSaysWhatTheClientDoesNotDo(t *testing.T) {
-	st := newStream(New(Options{Grace: time.Minute}), true, aggregated)
+	st := newStream(t.Context(), New(Options{Grace: time.Minute}), true, aggregated)
 	now := time.Now()
 	if got := st.slowness(now); got != "" {
 		t.Fatal(got)

@@ -16,7 +16,7 @@ func (s *Server) StreamAggregatedResources(g discovery.AggregatedDiscoveryServic
 
 // serveSotW serves a state-of-the-world stream of all types, or of one.
 func (s *Server) serveSotW(g sotwStream, only xds.Type) error {
-	st := newStream(s, false, only)
+	st := newStream(g.Context(), s, false, only)
 	return st.run(g.Context(), func() error {
 		req, err := g.Recv()
 		if err != nil {

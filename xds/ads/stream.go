@@ -36,15 +36,19 @@ type stream struct {
 	notify    chan struct{} // capacity 1
 	done      chan struct{} // closed when the handler returns
 
+	ctx     context.Context // of the call, for who is at its other end
 	closing <-chan struct{} // the server's when the stream began; closed to end it
 
-	// Guarded by the server's lock: the id by which the stream is counted.
-	counted bool
-	id      string
+	// Guarded by the server's lock: the key by which the stream is counted.
+	counted   bool
+	countedBy string
 
 	// mu guards all below. It is taken after the server's lock.
 	mu     sync.Mutex
-	node   *corev3.Node // nil before the first request
+	node   *corev3.Node // nil before the first request; its id is the pod if that is proved
+	id     string       // node.id as the client said it
+	who    Caller
+	key    string // of the client, for limits and what is remembered
 	scopes []uint32
 	began  time.Time // of the first request of a served type
 	nonce  uint64
@@ -99,9 +103,9 @@ type typeState struct {
 	flying   []sentEntry       // SotW full sets: what the response in flight newly carries
 }
 
-func newStream(s *Server, delta bool, only xds.Type) *stream {
+func newStream(ctx context.Context, s *Server, delta bool, only xds.Type) *stream {
 	return &stream{
-		s: s, delta: delta, only: only, connected: time.Now(),
+		ctx: ctx, s: s, delta: delta, only: only, connected: time.Now(),
 		notify: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 }
@@ -220,15 +224,23 @@ func (st *stream) introduce(node *corev3.Node) error {
 	if err := checkNode(node); err != nil {
 		return err
 	}
+	id := node.GetId()
+	who, err := st.identify(st.ctx)
+	if err != nil {
+		return err
+	}
+	node = proved(node, &who)
 	scopes, err := st.s.scopesOf(node)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := st.s.enter(st, node.GetId()); err != nil {
+	key := who.key(id)
+	if err := st.s.enter(st, key, node.GetId()); err != nil {
 		return err
 	}
+	st.s.told(&who, id)
 	st.mu.Lock()
-	st.node, st.scopes = kept(node), scopes
+	st.node, st.scopes, st.id, st.who, st.key = kept(node), scopes, id, who, key
 	st.mu.Unlock()
 	return nil
 }

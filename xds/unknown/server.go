@@ -19,11 +19,13 @@
 package unknown
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -32,7 +34,8 @@ import (
 )
 
 // NodeHeader is the request header in which a sidecar says its node id. The
-// bootstrap makes it overwrite what the application sent.
+// bootstrap makes it overwrite what the application sent. A pod that the kernel
+// proves counts instead of it ([Options.Caller]).
 const NodeHeader = "fingerpost-node"
 
 // pace is how often a waiting call looks again while much changes.
@@ -56,6 +59,12 @@ type Options struct {
 	// Hurry asks that the owners be collected before others, since a call
 	// waits for them. It must not block. Nil: nobody is asked.
 	Hurry func([]nodecache.OwnerKey)
+	// Credentials let Caller know who is at the other end; nil: nobody does.
+	Credentials credentials.TransportCredentials
+	// Caller returns "namespace/name" of the pod that is proved to call, which
+	// then counts instead of [NodeHeader]; empty where none is. An error is the
+	// answer to the call. Nil: no pod is proved.
+	Caller func(context.Context) (pod string, err error)
 	// Patience is how long a call waits for owners that were not asked yet; 0
 	// is 1 second.
 	Patience time.Duration
@@ -85,6 +94,9 @@ func New(k Knowledge, o Options) *Server {
 	if o.Hurry == nil {
 		o.Hurry = func([]nodecache.OwnerKey) {}
 	}
+	if o.Caller == nil {
+		o.Caller = func(context.Context) (string, error) { return "", nil }
+	}
 	if o.Patience <= 0 {
 		o.Patience = time.Second
 	}
@@ -99,7 +111,11 @@ func New(k Knowledge, o Options) *Server {
 		waiting:    make(chan struct{}, o.MaxWaiting),
 		reflecting: make(chan struct{}, o.MaxReflection),
 	}
-	s.grpc = grpc.NewServer(grpc.UnknownServiceHandler(s.handle))
+	grpcOptions := []grpc.ServerOption{grpc.UnknownServiceHandler(s.handle)}
+	if o.Credentials != nil {
+		grpcOptions = append(grpcOptions, grpc.Creds(o.Credentials))
+	}
+	s.grpc = grpc.NewServer(grpcOptions...)
 	return s
 }
 
@@ -120,7 +136,11 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	ctx := stream.Context()
 	path, _ := grpc.Method(ctx)
 	md, _ := metadata.FromIncomingContext(ctx)
-	call := Call{Node: first(md, NodeHeader), Authority: first(md, ":authority"), Path: path}
+	pod, err := s.opts.Caller(ctx)
+	if err != nil {
+		return err
+	}
+	call := Call{Node: cmp.Or(pod, first(md, NodeHeader)), Authority: first(md, ":authority"), Path: path}
 	d := Decide(s.know, s.opts.Synced(), call)
 	if d.Reflection {
 		return s.reflect(d.namespace, stream)

@@ -207,6 +207,25 @@ func TestCallerThatLeavesOrSendsOnIsNotHeld(t *testing.T) {
 	}
 }
 
+// What a call says of its sidecar counts only where the kernel proves no pod.
+func TestProvedPodCountsInsteadOfTheHeader(t *testing.T) {
+	for name, test := range map[string]struct {
+		pod  string
+		err  error
+		want string
+	}{
+		"proved":   {"test/b", nil, "unknown service pkg.S in namespace test"},
+		"unproved": {"", nil, "unknown service pkg.S in namespace prod"},
+		"refused":  {"", status.Error(codes.Unauthenticated, "no link"), "no link"},
+	} {
+		conn := serve(t, newFake(), unknown.Options{Caller: func(context.Context) (string, error) { return test.pod, test.err }}, "localhost")
+		err := conn.Invoke(caller(t), "/pkg.S/Do", &emptypb.Empty{}, &emptypb.Empty{})
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}
+
 func fileOf(name, pkg string, deps []string, services ...string) unique.Handle[string] {
 	fd := &descriptorpb.FileDescriptorProto{Name: proto.String(name), Package: proto.String(pkg), Dependency: deps}
 	for _, s := range services {
