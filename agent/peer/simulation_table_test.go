@@ -13,13 +13,17 @@ import (
 
 // TestSimulation prints the table of docs/scale.md: make sim.
 func TestSimulation(t *testing.T) {
+	owners, err := strconv.Atoi(cmp.Or(os.Getenv("OWNERS"), "10000"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	var rows []simRow
 	for nodes := range strings.SplitSeq(cmp.Or(os.Getenv("NODES"), "100,1000,5000"), ",") {
 		n, err := strconv.Atoi(nodes)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows = append(rows, simulate(t, n, 10000)...)
+		rows = append(rows, simulate(t, n, owners)...)
 	}
 	fmt.Println("| nodes | what happens | owners that came | collects | RPCs for each agent and minute: mean, most | MB sent by each agent: mean, most | until all agents know all |")
 	fmt.Println("|---|---|---|---|---|---|---|")
