@@ -262,7 +262,7 @@ func (a *Agent) scopes(node *corev3.Node) ([]xds.Scope, error) {
 	for _, w := range client.Warnings {
 		a.log.Warn("client asks for what it cannot have", "client", node.GetId(), "warning", w)
 	}
-	if err := a.feed.namespace(client.Namespace); err != nil {
+	if err := a.feed.namespace(client.Namespace, client.Form()); err != nil {
 		return nil, err
 	}
 	return client.Scopes(), nil
@@ -276,6 +276,17 @@ func (a *Agent) podOf(node *corev3.Node) string {
 	}
 	return client.Namespace + "/" + client.Pod
 }
+
+// formOf is that of the route table of the sidecar with a node id.
+func (a *Agent) formOf(id string) resources.Form {
+	client, err := resources.ParseClient(a.server.Node(id))
+	if err != nil {
+		return resources.AllClusters // nobody of that id is connected
+	}
+	return client.Form()
+}
+
+func (a *Agent) know() knowledge { return knowledge{a.compiler, a.dir} }
 
 // hurry lets owners be collected before others: a call waits for them.
 func (a *Agent) hurry(keys []nodecache.OwnerKey) {

@@ -126,14 +126,29 @@ func (f *feed) link(p *nodecache.PortInfo) {
 }
 
 // namespace makes sure that clients of the namespace find what each of them
-// needs. It returns an error if the namespace is none.
-func (f *feed) namespace(ns string) error {
+// needs: the route table of the form, and with AllClusters those by Service
+// names. It returns an error if the namespace is none.
+func (f *feed) namespace(ns string, form resources.Form) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	u, err := f.compiler.Namespace(ns)
+	u, err := f.compiler.Namespace(ns, form)
 	if err != nil {
 		return err
 	}
 	f.server.Publish(u)
+	if form == resources.AllClusters {
+		f.server.Publish(f.compiler.Aliases(f.dir, ns))
+	}
 	return nil
+}
+
+// knowledge is what unknown.sock and explanations ask.
+type knowledge struct {
+	*resources.Compiler
+	dir *nodecache.Directory
+}
+
+// Resolve is [resources.Compiler.Resolve] with the directory.
+func (k knowledge) Resolve(namespace, authority, service string) resources.Named {
+	return k.Compiler.Resolve(k.dir, namespace, authority, service)
 }

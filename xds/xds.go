@@ -81,6 +81,14 @@ func (s Scope) NamedOnly() bool { return len(s) > 4 && s[:4] == "api/" }
 // [Scope.NamedOnly].
 func APIScope(namespace string) Scope { return Scope("api/" + namespace) }
 
+// AliasScope is the scope of the clusters by Service names, of the clients of
+// one Kubernetes namespace that have all clusters.
+func AliasScope(namespace string) Scope { return Scope("alias/" + namespace) }
+
+// TableScope is the scope of one form of the route table of the clients of one
+// Kubernetes namespace.
+func TableScope(namespace, form string) Scope { return Scope("table/" + form + "/" + namespace) }
+
 // ID names one resource.
 type ID struct {
 	Type  Type

@@ -76,7 +76,7 @@ func TestGRPCBootstrapNamesSocketAndNode(t *testing.T) {
 	if err := json.Unmarshal(text, &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.XDSServers[0].ServerURI != "unix:///run/fingerpost/ads.sock" || doc.Node.ID != "prod/a" || doc.Node.Metadata["fingerpost.dev/shape"] != "1" || doc.Node.Locality == nil {
+	if doc.XDSServers[0].ServerURI != "unix:///run/fingerpost/ads.sock" || doc.Node.ID != "prod/a" || doc.Node.Metadata["fingerpost.dev/shape"] != "2" || doc.Node.Locality == nil {
 		t.Errorf("%s", text)
 	}
 }

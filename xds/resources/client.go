@@ -15,8 +15,9 @@ import (
 // Shape is the number of the form in which listeners, routes and clusters are
 // written. A change of their bytes is a new shape: a running client goes on
 // with the shape that its bootstrap named, and two shapes are served side by
-// side, each in scopes of its own.
-const Shape = 1
+// side, each in scopes of its own. The one before it is shape 1, whose route
+// table takes authorities as they are written, and has no clusters for them.
+const Shape = 2
 
 // The keys of a client's node metadata, all with string values.
 const (
@@ -76,15 +77,32 @@ func ParseClient(node *corev3.Node) (Client, error) {
 	c.IPv6 = meta[MetaIPv6].GetStringValue() == "true"
 	c.OnDemand = meta[MetaClusters].GetStringValue() == "on-demand"
 	c.Shape = Shape
-	if s := meta[MetaShape].GetStringValue(); s != "" && s != strconv.Itoa(Shape) {
+	switch s := meta[MetaShape].GetStringValue(); s {
+	case "", strconv.Itoa(Shape):
+	case strconv.Itoa(Shape - 1):
+		c.Shape = Shape - 1
+	default:
 		c.Warnings = append(c.Warnings, fmt.Sprintf("shape %.20q is not known to this agent; it serves shape %d", s, Shape))
 	}
 	return c, nil
 }
 
-// Scopes returns what the client may see, the most specific first.
+// Form is that of the client's route table.
+func (c Client) Form() Form {
+	if c.Shape < Shape {
+		return ShapeOne
+	}
+	return AllClusters
+}
+
+// Scopes returns what the client may see, the most specific first: as written
+// for its form, then as for every client.
 func (c Client) Scopes() []xds.Scope {
 	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
+	if form := c.Form(); form != ShapeOne {
+		// In front of the namespace's, which has the table of shape 1.
+		scopes = append([]xds.Scope{form.scope(c.Namespace), xds.AliasScope(c.Namespace)}, scopes...)
+	}
 	if c.IPv6 {
 		scopes = append(scopes, scopeIPv6)
 	}

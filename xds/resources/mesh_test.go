@@ -38,7 +38,7 @@ func newMesh(t *testing.T, namespaces ...string) *mesh {
 // client is one of the namespace that connects.
 func (m *mesh) client(ns string) {
 	m.t.Helper()
-	u, err := m.c.Namespace(ns)
+	u, err := m.c.Namespace(ns, resources.ShapeOne)
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -22,17 +22,26 @@ const byNameRoute = "by-name"
 // the route table sends a call that no other cluster is there for.
 const UnknownCluster = "unknown"
 
-// routeCode computes a call's cluster. It reads the global NAMESPACE.
-//
-//go:embed route.lua
-var routeCode string
+// The code that computes a call's cluster. It reads the global NAMESPACE, that of
+// shape 2 MODE as well.
+var (
+	//go:embed shape1.lua
+	shape1Code string
+	//go:embed shape2.lua
+	shape2Code string
+)
 
 // routeTable has the virtual hosts of the Services that have routes, and for
 // all other calls one route whose cluster is computed from what the call names.
-// That one depends on the namespace alone.
-func routeTable(namespace string, hosts []*routev3.VirtualHost) *routev3.RouteConfiguration {
+// That one depends on the namespace and the form alone.
+func routeTable(namespace string, form Form, hosts []*routev3.VirtualHost) *routev3.RouteConfiguration {
 	// Quoting is the same in Lua and Go for a namespace, see label.
-	code := "NAMESPACE = " + strconv.Quote(namespace) + "\n" + routeCode
+	code := "NAMESPACE = " + strconv.Quote(namespace) + "\n"
+	if form == ShapeOne {
+		code += shape1Code
+	} else {
+		code += "MODE = " + strconv.Quote(form.String()) + "\n" + shape2Code
+	}
 	action := defaultAction()
 	action.ClusterSpecifier = &routev3.RouteAction_InlineClusterSpecifierPlugin{
 		InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{

@@ -34,13 +34,31 @@ func TestShapeKeepsItsBytes(t *testing.T) {
 			all = append(all, &traced)
 		}
 	}
-	ns, err := w.c.Namespace("prod")
+	ns, err := w.c.Namespace("prod", resources.ShapeOne)
 	if err != nil {
 		t.Fatal(err)
 	}
 	all = append(all, ns.Set...)
 	all = append(all, w.set(known("a", "a", []string{"company.v1.Users"}, pod("10.0.0.1", nodecache.Serving), pod("fd00::1", nodecache.Draining))).Set...)
-	dir := filepath.Join("testdata", fmt.Sprintf("shape-%d", resources.Shape))
+	golden(t, 1, all...)
+}
+
+// What shape 2 has of its own; all else is as in shape 1.
+func TestShapeTwoKeepsItsBytes(t *testing.T) {
+	m := newMesh(t)
+	m.pod("a", "10.0.0.1", nodecache.Serving)
+	m.service("prod", "users", nodecache.FrontPort{Name: "grpc", Port: 80}, "a")
+	m.flush()
+	u, err := m.c.Namespace("prod", resources.AllClusters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, resources.Shape, append(u.Set, m.c.Aliases(m.dir, "prod").Set...)...)
+}
+
+func golden(t *testing.T, shape int, all ...*xds.Resource) {
+	t.Helper()
+	dir := filepath.Join("testdata", fmt.Sprintf("shape-%d", shape))
 	for _, r := range all {
 		text, err := protojson.Marshal(r.Body)
 		if err != nil {
@@ -90,18 +108,25 @@ func TestClientSaysItsNamespace(t *testing.T) {
 		scopes   int
 		warnings int
 	}{
-		{nil, 3, 0},
+		{nil, 5, 0},
 		{meta(resources.MetaShape, "1"), 3, 0},
-		{meta(resources.MetaShape, "2"), 3, 1},
-		{meta(resources.MetaShape, "x"), 3, 1},
-		{meta(resources.MetaIPv6, "true"), 4, 0},
-		{meta(resources.MetaIPv6, "false", resources.MetaClusters, "on-demand"), 3, 0},
+		{meta(resources.MetaShape, "2"), 5, 0},
+		{meta(resources.MetaShape, "3"), 5, 1},
+		{meta(resources.MetaShape, "x"), 5, 1},
+		{meta(resources.MetaIPv6, "true"), 6, 0},
+		{meta(resources.MetaIPv6, "true", resources.MetaShape, "1"), 4, 0},
 	} {
 		got, err := resources.ParseClient(&corev3.Node{Id: "prod/a-1", Metadata: c.meta})
-		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != 1 {
+		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != map[bool]int{true: 1, false: 2}[c.scopes < 5] {
 			t.Errorf("%v: %+v, %v", c.meta, got, err)
 		}
 		scopes := got.Scopes()
+		if got.Shape == 2 {
+			if scopes[0] != xds.TableScope("prod", "all") || scopes[1] != xds.AliasScope("prod") {
+				t.Errorf("%v: %v", c.meta, scopes)
+			}
+			scopes, c.scopes = scopes[2:], c.scopes-2
+		}
 		if len(scopes) != c.scopes || len(got.Warnings) != c.warnings || scopes[0] != xds.NamespaceScope("prod") || scopes[1] != xds.APIScope("prod") || scopes[2] != xds.Shared {
 			t.Errorf("%v: %v, %v", c.meta, scopes, got.Warnings)
 		}
@@ -110,16 +135,16 @@ func TestClientSaysItsNamespace(t *testing.T) {
 
 func TestNamespaceHasItsTableWithoutOwners(t *testing.T) {
 	w := newWorld(t)
-	a, err := w.c.Namespace("empty")
+	a, err := w.c.Namespace("empty", resources.ShapeOne)
 	if err != nil || len(a.Set) != 1 || a.Set[0].Scope != xds.NamespaceScope("empty") || a.Set[0].Name != resources.RouteName {
 		t.Fatalf("%+v, %v", a, err)
 	}
-	b, _ := w.c.Namespace("empty")
-	other, _ := w.c.Namespace("other")
+	b, _ := w.c.Namespace("empty", resources.ShapeOne)
+	other, _ := w.c.Namespace("other", resources.ShapeOne)
 	if a.Set[0] != b.Set[0] || a.Set[0].Version == other.Set[0].Version {
 		t.Error("a namespace's table is not its own")
 	}
-	if _, err := w.c.Namespace(`x" .. os.exit() .. "`); err == nil {
+	if _, err := w.c.Namespace(`x" .. os.exit() .. "`, resources.ShapeOne); err == nil {
 		t.Error("a namespace that is code is taken")
 	}
 }

@@ -3,7 +3,8 @@
 // arrives and says what is known of it:
 //
 //	the path is no method                        UNIMPLEMENTED
-//	the authority names a Service                UNAVAILABLE
+//	the authority names nothing                  UNAVAILABLE  why
+//	it names pods that a sidecar has to ask for  UNAVAILABLE  clusters on demand are needed
 //	the agent has not read the cluster yet       UNAVAILABLE
 //	the service is known by now                  UNAVAILABLE  the sidecar is being updated
 //	an owner that may have it was not asked yet  wait up to a second, then UNAVAILABLE
@@ -47,12 +48,18 @@ type Knowledge interface {
 	Names(namespace string) []string
 	// Providers returns the owners behind a service.
 	Providers(namespace, service string) []*nodecache.Owner
+	// Resolve says what an authority names for callers of a namespace, and who
+	// there may get calls of a service.
+	Resolve(namespace, authority, service string) resources.Named
 }
 
 // Options configures a [Server]. The zero Options works.
 type Options struct {
 	// Synced tells whether the agent has read the cluster. Nil: it has.
 	Synced func() bool
+	// Form is that of the route table of the sidecar with a node id. Nil: all
+	// have [resources.AllClusters].
+	Form func(node string) resources.Form
 	// Hurry asks that the owners be collected before others, since a call
 	// waits for them. It must not block. Nil: nobody is asked.
 	Hurry func([]nodecache.OwnerKey)
@@ -81,6 +88,9 @@ type Server struct {
 func New(k Knowledge, o Options) *Server {
 	if o.Synced == nil {
 		o.Synced = func() bool { return true }
+	}
+	if o.Form == nil {
+		o.Form = func(string) resources.Form { return resources.AllClusters }
 	}
 	if o.Hurry == nil {
 		o.Hurry = func([]nodecache.OwnerKey) {}
@@ -121,6 +131,7 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	path, _ := grpc.Method(ctx)
 	md, _ := metadata.FromIncomingContext(ctx)
 	call := Call{Node: first(md, NodeHeader), Authority: first(md, ":authority"), Path: path}
+	call.Form = s.opts.Form(call.Node)
 	d := Decide(s.know, s.opts.Synced(), call)
 	if d.Reflection {
 		return s.reflect(d.namespace, stream)
@@ -146,6 +157,11 @@ func (s *Server) wait(ctx context.Context, call Call, d Decision) (Decision, err
 	end := time.NewTimer(s.opts.Patience)
 	defer end.Stop()
 	for {
+		if d.changed == nil { // nobody tells
+			now := make(chan struct{})
+			close(now)
+			d.changed = now
+		}
 		select {
 		case <-d.changed:
 		case <-end.C:
