@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,7 +123,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.parts = map[string]string{
 		"identity":  "off: not built yet",
 		"kernel":    "off: not built yet",
-		"on-demand": "off: not built yet",
+		"on-demand": "on",
 		"peers":     "off: not built yet",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
@@ -158,7 +159,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.collector = collect.New(asks)
 	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
-		Scopes:     a.scopes,
+		View:       a.view,
 		Pod:        a.podOf,
 		Refused:    func(r ads.Refusal) { told.refused(r); rejected(r) },
 		Identifier: "fingerpost/" + c.Version + " " + c.nodeName(),
@@ -253,21 +254,6 @@ func (a *Agent) expire(ctx context.Context) error {
 	}
 }
 
-// scopes says what a client may see, and makes sure that it is there.
-func (a *Agent) scopes(node *corev3.Node) ([]xds.Scope, error) {
-	client, err := resources.ParseClient(node)
-	if err != nil {
-		return nil, err
-	}
-	for _, w := range client.Warnings {
-		a.log.Warn("client asks for what it cannot have", "client", node.GetId(), "warning", w)
-	}
-	if err := a.feed.namespace(client.Namespace, client.Form()); err != nil {
-		return nil, err
-	}
-	return client.Scopes(), nil
-}
-
 // podOf is the pod that a client claims to be, if there is one.
 func (a *Agent) podOf(node *corev3.Node) string {
 	client, err := resources.ParseClient(node)
@@ -277,14 +263,25 @@ func (a *Agent) podOf(node *corev3.Node) string {
 	return client.Namespace + "/" + client.Pod
 }
 
-// formOf is that of the route table of the sidecar with a node id.
+// formOf is that of the route table by which a call of the sidecar with a node id
+// came to unknown.sock: one with clusters on demand says its id itself only
+// where it does not ask for the cluster.
 func (a *Agent) formOf(id string) resources.Form {
+	if strings.HasSuffix(id, "/"+resources.Anybody) {
+		return resources.OnDemand
+	}
 	client, err := resources.ParseClient(a.server.Node(id))
 	if err != nil {
 		return resources.AllClusters // nobody of that id is connected
 	}
-	return client.Form()
+	if form := client.Form(); form != resources.OnDemand {
+		return form
+	}
+	return resources.Asking
 }
+
+// deliver lets a sidecar have a cluster that a call of it needed.
+func (a *Agent) deliver(node, cluster string) { a.server.Want(node, cluster) }
 
 func (a *Agent) know() knowledge { return knowledge{a.compiler, a.dir} }
 

@@ -97,7 +97,11 @@ func (a *Agent) explainCall(from, authority, path, verb string, headers map[stri
 	}
 	if n := len(c.clients); n > 0 {
 		if client, err := resources.ParseClient(c.clients[n-1].Node); err == nil {
+			client.OnDemand = client.OnDemand && c.clients[n-1].Delta
 			c.form = client.Form()
+			if c.form == resources.OnDemand && a.server.Sees(c.clients[n-1].ID, xds.TableScope(namespace, resources.Asking.String())) {
+				c.form = resources.Asking
+			}
 		}
 	}
 	c.rule = resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: path, Form: c.form})

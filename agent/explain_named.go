@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc/codes"
 
@@ -41,6 +42,7 @@ func (c *call) named(d unknown.Decision) {
 	case n.Refused:
 		ends("call a Service with pods that serve it: of all pods there it is known that they do not")
 		return
+	case c.form.OnDemand():
 	case n.Alias != c.rule.Authority() || !n.Known && !n.Rest:
 		ends(sidecarsWord(&n))
 		return
@@ -60,7 +62,7 @@ func (c *call) named(d unknown.Decision) {
 		c.gets(codes.Unavailable, noUpstream, fmt.Sprintf("no pod of %s gets the call: %s", what, some(absent, shown)), "make a pod Ready that serves it")
 	default:
 		cause := fmt.Sprintf("it goes to %s of %s", count(got, "endpoint"), what)
-		if !n.Known {
+		if !c.serves(&n) {
 			cause += fmt.Sprintf(", none of which is known to implement %s", service)
 		}
 		if len(absent) > 0 {
@@ -68,6 +70,18 @@ func (c *call) named(d unknown.Decision) {
 		}
 		c.gets(codes.OK, "", cause+c.late, "nothing")
 	}
+}
+
+// serves tells whether one of those who get the call is known to serve what is
+// called.
+func (c *call) serves(n *resources.Named) bool {
+	for _, m := range n.Members {
+		pod, ok := c.a.dir.Member(m.UID)
+		if ok && m.Absent == "" && slices.Contains(c.a.dir.Owner(m.Owner).On(pod.Pod, m.Port), c.rule.Service) {
+			return true
+		}
+	}
+	return false
 }
 
 // noUpstream is what Envoy says of a cluster without an endpoint.

@@ -32,6 +32,9 @@ type feed struct {
 	// server and the scheduler are taken under it, one after the other.
 	mu    sync.Mutex
 	links []*schedule.Job
+	// sockets are the paths of unknown.sock that clients have named.
+	sockets   map[string]struct{}
+	exchanged prometheus.Counter // route tables for the form that asks for no unknown name
 }
 
 // newFeed returns the agent's, whose other parts stand already.
@@ -42,7 +45,12 @@ func newFeed(a *Agent) *feed {
 			Name: "fingerpost_transcode_refused_total", Help: "Programs whose descriptors cannot be used for transcoding from JSON.",
 		}),
 	}
-	a.registry.MustRegister(f.refused)
+	f.sockets = map[string]struct{}{}
+	f.exchanged = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fingerpost_on_demand_exchanged_total",
+		Help: "Streams whose client called so many names that nobody has that it asks for no further one.",
+	})
+	a.registry.MustRegister(f.refused, f.exchanged)
 	f.server.Publish(f.compiler.Initial())
 	return f
 }
@@ -74,9 +82,8 @@ func (f *feed) flush() {
 	if keys := f.sub.Poll(); len(keys) > 0 {
 		f.server.Publish(f.compiler.Apply(f.dir, keys))
 	}
-	if names := f.sub.PollFronts(); len(names) > 0 {
-		f.server.Publish(f.compiler.Fronts(f.dir, names))
-	}
+	// Also with no name: a pod's address alone may be what was asked for.
+	f.server.Publish(f.compiler.Fronts(f.dir, f.sub.PollFronts()))
 	f.links = slices.DeleteFunc(f.links, func(j *schedule.Job) bool {
 		select {
 		case <-j.Done():
@@ -140,6 +147,18 @@ func (f *feed) namespace(ns string, form resources.Form) error {
 		f.server.Publish(f.compiler.Aliases(f.dir, ns))
 	}
 	return nil
+}
+
+// unknownSocket is where a client has unknown.sock: what it says itself, as long
+// as there are not too many such places, else where the agent has it.
+func (f *feed) unknownSocket(said, own string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.sockets[said]; said == "" || !ok && len(f.sockets) >= maxUnknownSockets {
+		return own
+	}
+	f.sockets[said] = struct{}{}
+	return said
 }
 
 // knowledge is what unknown.sock and explanations ask.

@@ -86,7 +86,7 @@ func (a *Agent) openFront(replace bool, mine *front) (_ *front, err error) {
 // serve starts the servers of the front.
 func (a *Agent) serve(g *errgroup.Group, f *front) {
 	f.adsServer = ads.NewGRPCServer(a.server)
-	f.unknownServer = unknown.New(a.know(), unknown.Options{Synced: a.complete, Hurry: a.hurry, Form: a.formOf})
+	f.unknownServer = unknown.New(a.know(), unknown.Options{Synced: a.complete, Hurry: a.hurry, Form: a.formOf, Deliver: a.deliver})
 	g.Go(func() error { return served(f.adsServer.Serve(f.ads)) })
 	g.Go(func() error { return served(f.unknownServer.Serve(f.unknown)) })
 	if f.adminServer == nil {

@@ -15,7 +15,7 @@ import (
 
 func TestUsersAndUsersCanaryKeepTheirOwnPods(t *testing.T) {
 	t.Parallel()
-	eachAPI(t, func(t *testing.T, api string) {
+	eachMode(t, func(t *testing.T, api string) {
 		m := newMesh(t)
 		users, _ := m.serve("users-1-a", []string{"shop.Users"})
 		canary, _ := m.serve("canary-1-a", []string{"shop.Users"})
@@ -36,7 +36,7 @@ func TestUsersAndUsersCanaryKeepTheirOwnPods(t *testing.T) {
 
 func TestServiceNamedCallReachesAServerWithoutReflection(t *testing.T) {
 	t.Parallel()
-	eachAPI(t, func(t *testing.T, api string) {
+	eachMode(t, func(t *testing.T, api string) {
 		m := newMesh(t)
 		mute, _ := m.serve("mute-1-a", []string{"shop.Users"}, refusing(codes.Unimplemented))
 		denied, _ := m.serve("denied-1-a", []string{"shop.Users"}, refusing(codes.PermissionDenied))

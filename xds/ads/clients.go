@@ -115,6 +115,9 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 		Identity:  Identity{Method: "none", Reason: "callers are not identified"},
 		Types:     map[string]TypeStatus{},
 	}
+	if st.demand != nil {
+		c.Clusters = "on-demand"
+	}
 	for t := range xds.Type(xds.NumTypes) {
 		ts := &st.types[t]
 		if !ts.seen {

@@ -41,7 +41,9 @@ type stream struct {
 	// mu guards all below. It is taken after the server's lock.
 	mu     sync.Mutex
 	node   *corev3.Node // nil before the first request
-	scopes []uint32
+	sight  sight
+	demand Demand    // nil for a client that has all clusters; set once
+	wanted []string  // that it is to have with the first answer
 	began  time.Time // of the first request of a served type
 	nonce  uint64
 	types  [xds.NumTypes]typeState
@@ -216,15 +218,17 @@ func (st *stream) introduce(node *corev3.Node) error {
 	if err := checkNode(node); err != nil {
 		return err
 	}
-	scopes, err := st.s.scopesOf(node)
-	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
 	if err := st.s.enter(node.GetId()); err != nil {
 		return err
 	}
+	view, err := st.s.opts.View(node, st.delta)
+	if err != nil {
+		st.s.leave(node.GetId())
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	sees := st.s.see(&view)
 	st.mu.Lock()
-	st.node, st.scopes = kept(node), scopes
+	st.node, st.sight, st.demand, st.wanted = kept(node), sees, view.Demand, view.Wanted
 	st.mu.Unlock()
 	return nil
 }
@@ -301,17 +305,17 @@ func (st *stream) markOne(c *change) bool {
 		delete(ts.missing, name)
 		ts.subscribed.set(c.id)
 	}
-	at := rank(st.scopes, c.scope)
+	at := rank(st.sight.scopes, c.scope)
 	if at < 0 {
 		return false
 	}
 	named := ts.subscribed.has(c.id)
-	if !named && (!ts.wildcard || tb.scopes[c.scope].namedOnly) {
+	if !named && (!ts.wildcard || tb.hides(&st.sight, c.t, c.scope)) {
 		return false
 	}
-	e := tb.resolve(c.t, c.id, st.scopes, named)
+	e := tb.resolve(c.t, c.id, &st.sight, named)
 	if e != nil {
-		if rank(st.scopes, e.scope) < at {
+		if rank(st.sight.scopes, e.scope) < at {
 			return false // an earlier scope hides the change
 		}
 		if !st.delta && fullSet(c.t) {
@@ -447,7 +451,7 @@ func (st *stream) enterWildcard(t xds.Type, again bool) {
 	}
 	for id := range st.s.table.slots {
 		id := uint32(id)
-		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, st.scopes, ts.subscribed.has(id)) != nil {
+		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, &st.sight, ts.subscribed.has(id)) != nil {
 			ts.dirty.set(id)
 		}
 	}

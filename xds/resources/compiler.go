@@ -77,6 +77,7 @@ type Compiler struct {
 	// aliases are the clusters by Service names, by the namespace of clients that
 	// have all, then by Service and name.
 	aliases map[string]map[nodecache.Name]map[string]*backend
+	wants   wants
 }
 
 // owner is what was last compiled of an owner.
@@ -111,14 +112,17 @@ func New(o Options) (*Compiler, error) {
 		named:      map[string]map[backendID]*backend{},
 		programs:   map[string]*program{},
 		aliases:    map[string]map[nodecache.Name]map[string]*backend{},
+		wants:      newWants(),
 	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {
 		id xds.ID
 		m  proto.Message
 	}{
-		{xds.ID{Type: xds.Listener, Name: egressName, Scope: xds.Shared}, egress(egressName, "127.0.0.1", port, traces.provider())},
-		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider())},
+		{xds.ID{Type: xds.Listener, Name: egressName, Scope: xds.Shared}, egress(egressName, "127.0.0.1", port, traces.provider(), false)},
+		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider(), false)},
+		{xds.ID{Type: xds.Listener, Name: egressName, Scope: scopeOnDemand}, egress(egressName, "127.0.0.1", port, traces.provider(), true)},
+		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeOnDemandIPv6}, egress(egress6Name, "::1", port, traces.provider(), true)},
 	}
 	if traces != nil {
 		constants = append(constants, struct {
@@ -217,6 +221,7 @@ func sorted[K comparable](set map[K]struct{}, compare func(a, b K) int) []K {
 // and notes what that may have changed.
 func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touched map[serviceID]struct{}, spaces map[string]struct{}) {
 	old := c.owners[key]
+	c.wants.moved(old, view)
 	if old != nil {
 		c.moved(old.view, view)
 		c.withdraw(old, touched, spaces)

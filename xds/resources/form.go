@@ -13,9 +13,18 @@ const (
 	AllClusters Form = iota
 	// ShapeOne is the table of shape 1.
 	ShapeOne
+	// OnDemand is for clients that fetch their clusters on demand. Envoy asks for
+	// each name that it does not have.
+	OnDemand
+	// Asking is for those of them that have asked for many names which nobody
+	// has: Envoy asks for no further one.
+	Asking
 
 	numForms = iota
 )
+
+// OnDemand tells whether clients of the form fetch their clusters.
+func (f Form) OnDemand() bool { return f == OnDemand || f == Asking }
 
 // scope is where the table of a namespace stands.
 func (f Form) scope(namespace string) xds.Scope {
@@ -27,5 +36,5 @@ func (f Form) scope(namespace string) xds.Scope {
 
 // String is how the table's code knows the form.
 func (f Form) String() string {
-	return [numForms]string{AllClusters: "all", ShapeOne: "shape 1"}[f]
+	return [numForms]string{AllClusters: "all", ShapeOne: "shape 1", OnDemand: "on-demand", Asking: "asking"}[f]
 }

@@ -68,6 +68,7 @@ func (c *Compiler) Fronts(dir Services, names []nodecache.Name) xds.Update {
 	for _, name := range names {
 		r.alias(name, &u)
 	}
+	r.wanted(names, &u)
 	sortSet(&u)
 	return u
 }
@@ -339,7 +340,7 @@ func (c *Compiler) publish(namespace string, id backendID, named bool, u *xds.Up
 		for _, r := range []*xds.Resource{now.cluster, now.cla} {
 			if old == nil || old.of(r.Type).Version != r.Version {
 				scoped := *r
-				scoped.Scope = xds.NamespaceScope(namespace)
+				scoped.Scope = xds.BackendScope(namespace)
 				u.Set = append(u.Set, &scoped)
 			}
 		}
@@ -349,7 +350,7 @@ func (c *Compiler) publish(namespace string, id backendID, named bool, u *xds.Up
 		c.named[namespace][id] = now
 	case old != nil:
 		for _, r := range []*xds.Resource{old.cluster, old.cla} {
-			u.Remove = append(u.Remove, xds.ID{Type: r.Type, Name: r.Name, Scope: xds.NamespaceScope(namespace)})
+			u.Remove = append(u.Remove, xds.ID{Type: r.Type, Name: r.Name, Scope: xds.BackendScope(namespace)})
 		}
 		delete(c.named[namespace], id)
 	}

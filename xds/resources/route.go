@@ -10,6 +10,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	previousv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/lua/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // RouteName is the name of the route table that Envoy's listeners ask for.
@@ -56,6 +57,9 @@ func routeTable(namespace string, form Form, hosts []*routev3.VirtualHost) *rout
 			},
 		},
 	}
+	if form.OnDemand() {
+		hosts = atHand(hosts)
+	}
 	return &routev3.RouteConfiguration{
 		Name: RouteName,
 		VirtualHosts: append(slices.Clip(hosts), &routev3.VirtualHost{
@@ -68,6 +72,19 @@ func routeTable(namespace string, form Form, hosts []*routev3.VirtualHost) *rout
 			}},
 		}),
 	}
+}
+
+// atHand are virtual hosts whose clusters a client has from the start: it does
+// not ask for one that is not there, so that the call fails by the route's word.
+func atHand(hosts []*routev3.VirtualHost) []*routev3.VirtualHost {
+	out := make([]*routev3.VirtualHost, len(hosts))
+	for i, h := range hosts {
+		out[i] = &routev3.VirtualHost{
+			Name: h.Name, Domains: h.Domains, Routes: h.Routes,
+			TypedPerFilterConfig: map[string]*anypb.Any{onDemandName: pack(&routev3.FilterConfig{Disabled: true})},
+		}
+	}
+	return out
 }
 
 // defaultAction has the policies of a route of which nobody says anything, and

@@ -30,6 +30,9 @@ type Decision struct {
 	// Pending are the owners that have not been asked to the end: a call waits
 	// a while for them before it gets Status.
 	Pending []nodecache.OwnerKey
+	// Deliver is the cluster that the caller's sidecar is to be given, since it
+	// does not ask for it again; empty for none.
+	Deliver string
 
 	namespace string
 	changed   <-chan struct{} // closed at the next change; set where Pending has entries
@@ -62,7 +65,11 @@ func Decide(k Knowledge, synced bool, c Call) Decision {
 	}
 	switch {
 	case answer.Served:
-		return says(codes.Unavailable, "%s is known, your sidecar is being updated", service)
+		d := says(codes.Unavailable, "%s is known, your sidecar is being updated", service)
+		if c.Form == resources.Asking {
+			d.Deliver = rule.Cluster
+		}
+		return d
 	case len(answer.Suspects) > 0:
 		d := says(codes.Unavailable, "%s in namespace %s: %s", service, namespace, describe(answer.Suspects))
 		d.Pending, d.changed = pending(answer), answer.Changed
@@ -86,6 +93,12 @@ func decideNamed(k Knowledge, namespace, service string, c Call) Decision {
 		return says(codes.Unimplemented, "unknown service %s: nobody at %s serves it", service, &n)
 	case c.Form == resources.ShapeOne:
 		return says(codes.Unavailable, "the sidecar's bootstrap is of a release that does not know %s; write it anew", &n)
+	case c.Form.OnDemand():
+		d := says(codes.Unavailable, "%s is known, your sidecar is being updated", &n)
+		if c.Form == resources.Asking {
+			d.Deliver = rule.Cluster
+		}
+		return d
 	case n.Silent != "":
 		return says(codes.Unavailable, "%s, and the sidecar has all clusters from the start; name the port grpc, or write its bootstrap with --clusters on-demand", n.Silent)
 	case n.Alias == "":

@@ -34,7 +34,7 @@ import (
 
 // NodeHeader is the request header in which a sidecar says its node id. The
 // bootstrap makes it overwrite what the application sent.
-const NodeHeader = "fingerpost-node"
+const NodeHeader = resources.NodeHeader
 
 // pace is how often a waiting call looks again while much changes.
 const pace = 20 * time.Millisecond
@@ -63,6 +63,9 @@ type Options struct {
 	// Hurry asks that the owners be collected before others, since a call
 	// waits for them. It must not block. Nil: nobody is asked.
 	Hurry func([]nodecache.OwnerKey)
+	// Deliver lets a sidecar have a cluster that it does not ask for by itself. It
+	// must not block. Nil: no sidecar gets one.
+	Deliver func(node, cluster string)
 	// Patience is how long a call waits for owners that were not asked yet; 0
 	// is 1 second.
 	Patience time.Duration
@@ -91,6 +94,9 @@ func New(k Knowledge, o Options) *Server {
 	}
 	if o.Form == nil {
 		o.Form = func(string) resources.Form { return resources.AllClusters }
+	}
+	if o.Deliver == nil {
+		o.Deliver = func(string, string) {}
 	}
 	if o.Hurry == nil {
 		o.Hurry = func([]nodecache.OwnerKey) {}
@@ -148,6 +154,9 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 			}
 		default:
 		}
+	}
+	if d.Deliver != "" {
+		s.opts.Deliver(call.Node, d.Deliver)
 	}
 	return d.Status.Err()
 }
