@@ -6,6 +6,7 @@ LDFLAGS  = -s -w -X main.version=$(VERSION)
 # finds methods by name and makes the linker keep every one there is: 7 MB.
 TAGS     = grpcnotrace
 IMAGE   ?= fingerpost:$(VERSION)
+ENVOY_IMAGE ?= envoy:local
 BRING    = $(GO) run ./tools/bring
 PKG     ?= ./...
 ONLY    ?=
@@ -14,13 +15,13 @@ ONLY    ?=
 TEST_JSON ?= bin/test.json
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-short test-kind bench bench-short lint generate-check image clean
+.PHONY: help build demo test test-short test-kind bench bench-short lint generate-check image image-envoy image-docker clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## bin/fingerpost, one static binary
-	CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/fingerpost ./cmd/fingerpost
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/fingerpost ./cmd/fingerpost
 
 demo: build ## the whole on loopback, no cluster needed; ends by itself
 	@$(BRING) envoy || echo "going on without Envoy" >&2
@@ -58,8 +59,23 @@ lint: ## the linters of .golangci.yml
 generate-check: ## fails if generated code, formatting or go.mod would change
 	@tools/generate-check.sh
 
-image: ## the container image; BUILDER=image to build in another one
-	docker build --build-arg VERSION=$(VERSION) $(if $(BUILDER),--build-arg BUILDER=$(BUILDER)) -t $(IMAGE) .
+image: build bin/image ## bin/fingerpost-image.tar, for docker load, ctr import, skopeo; needs no Docker; IMAGE=name:tag
+	bin/image -o bin/fingerpost-image.tar -name $(IMAGE) -arch $$($(GO) env GOARCH) -entrypoint /fingerpost -arg agent \
+		-label org.opencontainers.image.title=fingerpost -label org.opencontainers.image.version=$(VERSION) bin/fingerpost=/fingerpost
+
+image-envoy: bin/image ## bin/envoy-image.tar, the pinned Envoy with this machine's glibc, for tests; ENVOY_IMAGE=name:tag
+	@$(BRING) envoy
+	bin/image -o bin/envoy-image.tar -name $(ENVOY_IMAGE) -arch $$($(GO) env GOARCH) -entrypoint /usr/local/bin/envoy -libs -dir /tmp \
+		"$$($(BRING) -path envoy)=/usr/local/bin/envoy"
+
+image-docker: ## the same by the Dockerfile; BUILDER=image to build in another one
+	SOURCE_DATE_EPOCH=0 docker build --build-arg SOURCE_DATE_EPOCH=0 --build-arg VERSION=$(VERSION) $(if $(BUILDER),--build-arg BUILDER=$(BUILDER)) -t $(IMAGE) .
+
+# What turns files into an image; it has a module of its own.
+.PHONY: bin/image
+bin/image:
+	@mkdir -p bin
+	$(GO) build -C tools/image -o ../../bin/image .
 
 clean: ## remove what was built here; the tools' cache stays
 	rm -rf bin bench.json

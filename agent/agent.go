@@ -230,6 +230,9 @@ func (a *Agent) run(ctx context.Context) error {
 		g.Go(func() error { return a.afterGate(ctx, a.statuses.Run) })
 		g.Go(func() error { a.writer.Run(ctx); return nil })
 	}
+	if a.config.LiftTaint {
+		g.Go(func() error { return a.liftTaint(ctx) })
+	}
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })
 	g.Go(func() error { return serveHTTP(ctx, a.instance, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })

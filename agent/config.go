@@ -27,6 +27,7 @@ type Config struct {
 	ADSSocket   string
 	AdminSocket string
 	Takeover    bool
+	LiftTaint   bool   // from this node, once ready; see kube.StartupTaint
 	HTTPAddress string // empty: no listener
 	PeerAddress string // empty: off
 	PeerCertDir string
@@ -98,6 +99,9 @@ func (c *Config) Check() error {
 	}
 	if c.Source == "kube" && c.NodeName == "" {
 		return usage("--node-name is needed with --source kube: set NODE_NAME from spec.nodeName")
+	}
+	if c.LiftTaint && c.Source != "kube" {
+		return usage("--lift-taint needs --source kube: a file has no node to take a taint off")
 	}
 	for _, s := range []struct{ flag, path string }{{"--ads-socket", c.ADSSocket}, {"--admin-socket", c.AdminSocket}} {
 		if err := checkSocketPath(s.flag, s.path); err != nil {

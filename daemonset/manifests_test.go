@@ -1,60 +1,29 @@
 package daemonset_test
 
 import (
-	"bytes"
-	"errors"
-	"io"
+	"maps"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
-// documents returns the documents of kind in a manifest, decoded strictly, so
-// that a misspelt field fails.
-func documents[T any](t *testing.T, file, kind string) []T {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var list []T
-	for d := utilyaml.NewDocumentDecoder(io.NopCloser(bytes.NewReader(text))); ; {
-		buf := make([]byte, len(text)+1)
-		n, err := d.Read(buf)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
-		var head struct{ Kind string }
-		if err := yaml.Unmarshal(buf[:n], &head); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
-		if head.Kind != kind {
-			continue
-		}
-		var v T
-		if err := yaml.UnmarshalStrict(buf[:n], &v); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
-		list = append(list, v)
-	}
-	if len(list) == 0 {
-		t.Fatalf("%s: no %s", file, kind)
-	}
-	return list
-}
-
 func agentPod(t *testing.T) (corev1.PodSpec, corev1.Container) {
 	t.Helper()
-	pod := documents[appsv1.DaemonSet](t, "daemonset.yaml", "DaemonSet")[0].Spec.Template.Spec
+	return agentPodOf(t, base)
+}
+
+func agentPodOf(t *testing.T, dir string) (corev1.PodSpec, corev1.Container) {
+	t.Helper()
+	pod := daemonSet(t, dir).Spec.Template.Spec
 	if len(pod.Containers) != 1 {
 		t.Fatalf("%d containers, want 1", len(pod.Containers))
 	}
@@ -86,12 +55,21 @@ func TestProbesAreByExec(t *testing.T) {
 	}
 }
 
-func TestAgentKnowsItsNodeAndKeepsItsDirectoriesOnTheHost(t *testing.T) {
+func TestAgentKnowsItsNodeAndPodAndKeepsItsDirectoriesOnTheHost(t *testing.T) {
 	pod, agent := agentPod(t)
-	if !slices.ContainsFunc(agent.Env, func(e corev1.EnvVar) bool {
-		return e.Name == "NODE_NAME" && e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && e.ValueFrom.FieldRef.FieldPath == "spec.nodeName"
-	}) {
-		t.Error("NODE_NAME is not spec.nodeName")
+	for name, field := range map[string]string{
+		"NODE_NAME": "spec.nodeName", "POD_NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid",
+	} {
+		if !slices.ContainsFunc(agent.Env, func(e corev1.EnvVar) bool {
+			return e.Name == name && e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && e.ValueFrom.FieldRef.FieldPath == field
+		}) {
+			t.Errorf("%s is not %s", name, field)
+		}
+	}
+	// The agent reads FINGERPOST_<FLAG>, and a Service by that name sets
+	// FINGERPOST_PORT.
+	if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
+		t.Error("Services set variables of the agent")
 	}
 	onHost := map[string]string{}
 	for _, v := range pod.Volumes {
@@ -109,10 +87,14 @@ func TestAgentKnowsItsNodeAndKeepsItsDirectoriesOnTheHost(t *testing.T) {
 }
 
 func TestRolloutTakesOneNodeAtATimeAndEveryNodeHasAnAgent(t *testing.T) {
-	spec := documents[appsv1.DaemonSet](t, "daemonset.yaml", "DaemonSet")[0].Spec
+	spec := daemonSet(t, base).Spec
 	u := spec.UpdateStrategy.RollingUpdate
 	if u == nil || u.MaxUnavailable == nil || u.MaxUnavailable.IntValue() != 0 || u.MaxSurge == nil || u.MaxSurge.IntValue() != 1 {
 		t.Errorf("rollout is %v, want maxSurge 1 and maxUnavailable 0", u)
+	}
+	// So long the old agent can take the sockets back.
+	if spec.MinReadySeconds < 5 {
+		t.Errorf("the old agent is ended %d s after the new one was ready", spec.MinReadySeconds)
 	}
 	// Without it the second agent of a node ends at once.
 	if _, agent := agentPod(t); !slices.Contains(agent.Args, "--takeover") {
@@ -132,6 +114,9 @@ func TestRolloutTakesOneNodeAtATimeAndEveryNodeHasAnAgent(t *testing.T) {
 	}) {
 		t.Error("some taint keeps the agent off a node")
 	}
+	if pod.PriorityClassName != "system-node-critical" {
+		t.Errorf("the agent is of priority %q, and others may evict it", pod.PriorityClassName)
+	}
 	for k, v := range spec.Selector.MatchLabels {
 		if spec.Template.Labels[k] != v {
 			t.Errorf("selector %s=%s does not match the template", k, v)
@@ -145,8 +130,14 @@ func TestAgentHasNoPrivileges(t *testing.T) {
 	if sc == nil || sc.Capabilities == nil || !slices.Contains(sc.Capabilities.Drop, "ALL") || len(sc.Capabilities.Add) != 0 {
 		t.Errorf("capabilities are not dropped: %v", sc)
 	}
-	if sc.Privileged != nil && *sc.Privileged {
-		t.Error("privileged")
+	if sc.Privileged != nil && *sc.Privileged || sc.AllowPrivilegeEscalation == nil || *sc.AllowPrivilegeEscalation {
+		t.Error("privileged, or may become so")
+	}
+	if sc.ReadOnlyRootFilesystem == nil || !*sc.ReadOnlyRootFilesystem {
+		t.Error("the root can be written")
+	}
+	if sc.SeccompProfile == nil || sc.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("seccomp profile is %v", sc.SeccompProfile)
 	}
 	if agent.Resources.Requests.Memory().IsZero() || agent.Resources.Limits.Memory().IsZero() {
 		t.Error("no memory request or limit")
@@ -156,7 +147,7 @@ func TestAgentHasNoPrivileges(t *testing.T) {
 func TestAgentReadsNeitherSecretsNorNodes(t *testing.T) {
 	want := []string{"endpointslices", "grpcroutes", "httproutes", "namespaces", "pods", "referencegrants", "services"}
 	var got []string
-	for _, role := range documents[rbacv1.ClusterRole](t, "rbac.yaml", "ClusterRole") {
+	for _, role := range objects[rbacv1.ClusterRole](t, base, "ClusterRole") {
 		if role.Name == reports {
 			continue
 		}
@@ -181,7 +172,7 @@ func TestAgentReadsNeitherSecretsNorNodes(t *testing.T) {
 // reports is the name of the roles for what the elected agent writes.
 const reports = "fingerpost-reports"
 
-func TestAgentWritesEventsStatusesOfRoutesAndItsLeaseAlone(t *testing.T) {
+func TestAgentWritesEventsStatusesOfRoutesItsLeaseAndPodsOfItsNamespaceAlone(t *testing.T) {
 	rules := func(rules []rbacv1.PolicyRule) string {
 		text, err := yaml.Marshal(rules)
 		if err != nil {
@@ -189,7 +180,7 @@ func TestAgentWritesEventsStatusesOfRoutesAndItsLeaseAlone(t *testing.T) {
 		}
 		return string(text)
 	}
-	roles := documents[rbacv1.ClusterRole](t, "rbac.yaml", "ClusterRole")
+	roles := objects[rbacv1.ClusterRole](t, base, "ClusterRole")
 	i := slices.IndexFunc(roles, func(r rbacv1.ClusterRole) bool { return r.Name == reports })
 	if len(roles) != 2 || i < 0 {
 		t.Fatalf("%d cluster roles, want one to read and %s", len(roles), reports)
@@ -205,30 +196,32 @@ func TestAgentWritesEventsStatusesOfRoutesAndItsLeaseAlone(t *testing.T) {
 		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{reports}, Verbs: []string{"get", "update"}},
 		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create"}},
 	}
-	role := documents[rbacv1.Role](t, "rbac.yaml", "Role")
-	if len(role) != 1 || rules(role[0].Rules) != rules(lease) {
-		t.Errorf("in its namespace: %v\nwant\n%s", role, rules(lease))
+	// What the policy fingerpost-agent-pods makes less of.
+	pods := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}}}
+	got := map[string]string{}
+	for _, r := range objects[rbacv1.Role](t, base, "Role") {
+		if r.Namespace != "fingerpost" {
+			t.Errorf("role %s is in the namespace %q", r.Name, r.Namespace)
+		}
+		got[r.Name] = rules(r.Rules)
 	}
-	_, agent := agentPod(t)
-	if !slices.ContainsFunc(agent.Env, func(e corev1.EnvVar) bool {
-		return e.Name == "POD_NAMESPACE" && e.ValueFrom != nil && e.ValueFrom.FieldRef != nil && e.ValueFrom.FieldRef.FieldPath == "metadata.namespace"
-	}) {
-		t.Error("POD_NAMESPACE is not metadata.namespace, where the Lease may be")
+	if want := map[string]string{reports: rules(lease), "fingerpost-peer": rules(pods)}; !maps.Equal(got, want) {
+		t.Errorf("in its namespace:\n%v\nwant\n%v", got, want)
 	}
 }
 
 func TestRolesAreBoundToTheAgentsAccount(t *testing.T) {
-	account := documents[corev1.ServiceAccount](t, "rbac.yaml", "ServiceAccount")[0]
+	account := objects[corev1.ServiceAccount](t, base, "ServiceAccount")[0]
 	check := func(role rbacv1.RoleRef, subjects []rbacv1.Subject) {
 		t.Helper()
 		if len(subjects) != 1 || subjects[0].Name != account.Name || subjects[0].Namespace != account.Namespace {
 			t.Errorf("%s is bound to %v, not to %s/%s", role.Name, subjects, account.Namespace, account.Name)
 		}
 	}
-	for _, b := range documents[rbacv1.ClusterRoleBinding](t, "rbac.yaml", "ClusterRoleBinding") {
+	for _, b := range objects[rbacv1.ClusterRoleBinding](t, base, "ClusterRoleBinding") {
 		check(b.RoleRef, b.Subjects)
 	}
-	for _, b := range documents[rbacv1.RoleBinding](t, "rbac.yaml", "RoleBinding") {
+	for _, b := range objects[rbacv1.RoleBinding](t, base, "RoleBinding") {
 		check(b.RoleRef, b.Subjects)
 	}
 	pod, _ := agentPod(t)
@@ -237,23 +230,146 @@ func TestRolesAreBoundToTheAgentsAccount(t *testing.T) {
 	}
 }
 
-func TestKustomizationListsEveryManifest(t *testing.T) {
-	text, err := os.ReadFile("kustomization.yaml")
+func TestEveryFileIsPartOfAKustomization(t *testing.T) {
+	err := filepath.WalkDir(".", func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(path) != ".yaml" || d.Name() == "kustomization.yaml" || !strings.Contains(path, "/") {
+			return err
+		}
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "kustomization.yaml"))
+		if err != nil {
+			return nil // no kustomization there
+		}
+		var k struct {
+			Resources []string
+			Patches   []struct{ Path string }
+		}
+		if err := yaml.Unmarshal(text, &k); err != nil {
+			return err
+		}
+		for _, p := range k.Patches {
+			k.Resources = append(k.Resources, p.Path)
+		}
+		if !slices.Contains(k.Resources, d.Name()) {
+			t.Errorf("%s is not in the kustomization.yaml beside it", path)
+		}
+		return nil
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var k struct{ Resources []string }
-	if err := yaml.Unmarshal(text, &k); err != nil {
-		t.Fatal(err)
+}
+
+func TestOverlayKindTakesTheImageThatWasLoaded(t *testing.T) {
+	_, agent := agentPodOf(t, kind)
+	if agent.Image != "fingerpost:kind" || agent.ImagePullPolicy != corev1.PullIfNotPresent {
+		t.Errorf("image %s, pulled %s: want fingerpost:kind of the node", agent.Image, agent.ImagePullPolicy)
 	}
-	entries, err := os.ReadDir(".")
+	// A fresh cluster has no CRDs.
+	if got, want := names(rendered(t, kind)), names(rendered(t, base)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant those of the base\n%v", got, want)
+	}
+}
+
+func TestOverlayProductionAddsAPodMonitorAndNothingElse(t *testing.T) {
+	want := append(names(rendered(t, base)), "PodMonitor/fingerpost")
+	slices.Sort(want)
+	list := rendered(t, production)
+	if got := names(list); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	pod, agent := agentPodOf(t, production)
+	if !pod.HostNetwork || len(agent.Ports) != 0 {
+		t.Errorf("ports %v, which hostNetwork makes host ports", agent.Ports)
+	}
+	// What Prometheus asks is where the agent answers.
+	i := slices.IndexFunc(agent.Env, func(e corev1.EnvVar) bool { return e.Name == "FINGERPOST_HTTP_ADDRESS" })
+	if i < 0 || agent.Env[i].Value != ":9641" {
+		t.Fatalf("the agent answers on loopback alone: %v", agent.Env)
+	}
+	monitor := list[slices.IndexFunc(list, func(o *unstructured.Unstructured) bool { return o.GetKind() == "PodMonitor" })]
+	text, err := yaml.Marshal(monitor.Object)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range entries {
-		name := e.Name()
-		if len(name) > 5 && name[len(name)-5:] == ".yaml" && name != "kustomization.yaml" && !slices.Contains(k.Resources, name) {
-			t.Errorf("%s is not in kustomization.yaml", name)
+	var m struct {
+		Spec struct {
+			Selector            struct{ MatchLabels map[string]string }
+			PodMetricsEndpoints []struct {
+				Path        string
+				Relabelings []struct {
+					SourceLabels                    []string
+					Regex, TargetLabel, Replacement string
+				}
+			}
 		}
 	}
+	if err := yaml.Unmarshal(text, &m); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.Spec.PodMetricsEndpoints) != 1 {
+		t.Fatalf("%d endpoints, want 1", len(m.Spec.PodMetricsEndpoints))
+	}
+	for address, want := range map[string]string{"10.0.0.7": "10.0.0.7:9641", "fd00::7": "[fd00::7]:9641"} {
+		target := address
+		for _, r := range m.Spec.PodMetricsEndpoints[0].Relabelings {
+			re := regexp.MustCompile("^(?:" + r.Regex + ")$") // as Prometheus anchors it
+			if r.TargetLabel == "__address__" && slices.Equal(r.SourceLabels, []string{"__meta_kubernetes_pod_ip"}) && re.MatchString(address) {
+				target = re.ReplaceAllString(address, r.Replacement)
+			}
+		}
+		if target != want {
+			t.Errorf("a pod at %s is asked at %s, want %s", address, target, want)
+		}
+	}
+	template := daemonSet(t, production).Spec.Template.Labels
+	for k, v := range m.Spec.Selector.MatchLabels {
+		if template[k] != v {
+			t.Errorf("the monitor looks for %s=%s, which the pods have not: %v", k, v, template)
+		}
+	}
+}
+
+func TestComponentStartupTaintAddsItsRightWithThePolicyThatBoundsIt(t *testing.T) {
+	want := append(names(rendered(t, base)), "ClusterRole/fingerpost-startup-taint", "ClusterRoleBinding/fingerpost-startup-taint",
+		"ValidatingAdmissionPolicy/fingerpost-startup-taint", "ValidatingAdmissionPolicyBinding/fingerpost-startup-taint")
+	slices.Sort(want)
+	if got := names(rendered(t, startupTaint)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	lifts := corev1.EnvVar{Name: "FINGERPOST_LIFT_TAINT", Value: "true"}
+	if _, agent := agentPodOf(t, startupTaint); !slices.Contains(agent.Env, lifts) {
+		t.Errorf("the agent lifts nothing: %v", agent.Env)
+	}
+	if _, agent := agentPod(t); slices.Contains(agent.Env, lifts) {
+		t.Error("the base lifts it too, and has no right to")
+	}
+}
+
+func TestOperationsSaysOfEveryObjectWhyItIsThere(t *testing.T) {
+	text, err := os.ReadFile("../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "## What is installed")
+	table, _, _ = strings.Cut(table, "\n## ")
+	var listed []string
+	for line := range strings.SplitSeq(table, "\n") {
+		if cells := strings.Split(line, "|"); len(cells) > 2 && strings.Contains(cells[1], "/") {
+			listed = append(listed, strings.Split(strings.TrimSpace(cells[1]), ", ")...)
+		}
+	}
+	slices.Sort(listed)
+	if want := names(rendered(t, production)); !slices.Equal(listed, want) {
+		t.Errorf("the table has\n%v\nwant\n%v", listed, want)
+	}
+	for _, o := range rendered(t, production) {
+		if o.GetLabels()["app.kubernetes.io/part-of"] != "fingerpost" {
+			t.Errorf("%s/%s is not labelled as a part", o.GetKind(), o.GetName())
+		}
+	}
+}
+
+func daemonSet(t *testing.T, dir string) appsv1.DaemonSet {
+	t.Helper()
+	return objects[appsv1.DaemonSet](t, dir, "DaemonSet")[0]
 }

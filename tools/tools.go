@@ -65,6 +65,8 @@ const (
 	jsVersion    = "1.14.7"
 	javaVersion  = "1.85.1"
 	tonicVersion = "0.14.9"
+	// As in the pinned kubectl, so that what tests read is what kubectl apply -k applies.
+	kustomizeVersion = "v5.8.1"
 )
 
 // EnvoySHA256 is the checksum of the Envoy binary within the pinned wheel, by
@@ -78,6 +80,7 @@ var all = []Tool{
 	{"etcd", etcdVersion, Test, "etcd", "go.etcd.io/etcd/server/v3"},
 	{"kube-apiserver", kubeVersion, Test, "kube", "k8s.io/kubernetes/cmd/kube-apiserver"},
 	{"envoy", envoyVersion, Test, "envoy", ""},
+	{"kustomize", kustomizeVersion, Test, "kustomize", "sigs.k8s.io/kustomize/kustomize/v5"},
 	{"gotestsum", sumVersion, Test, "gotestsum", "gotest.tools/gotestsum"},
 	{"echo-basic", echoVersion, Test, "echo", "sigs.k8s.io/gateway-api/conformance/echo-basic"},
 	{Grpcio, "", Test, "grpcio", ""},

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fingerpost/fingerpost/agent"
+	"github.com/fingerpost/fingerpost/agent/kube"
 )
 
 // gcPercent is what GOGC is where the environment does not set it.
@@ -62,6 +63,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.StringVar(&c.ADSSocket, "ads-socket", c.ADSSocket, "`path` of the ADS socket; mount its directory, read-only, into pods")
 	f.StringVar(&c.AdminSocket, "admin-socket", c.AdminSocket, "`path` of the admin socket; in a directory that no pod mounts")
 	f.BoolVar(&c.Takeover, "takeover", c.Takeover, "take the sockets over from a running agent, once this one knows as much")
+	f.BoolVar(&c.LiftTaint, "lift-taint", c.LiftTaint, "take the taint "+kube.StartupTaint+" off this node once this agent is ready; needs a right on nodes")
 	f.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`address` of /live, /ready and /metrics; empty: off")
 	f.StringVar(&c.PeerAddress, "peer-address", c.PeerAddress, "`address` at which agents of other nodes ask; empty: off")
 	f.StringVar(&c.PeerCertDir, "peer-cert-dir", c.PeerCertDir, "`directory` of certificates for the peers")

@@ -111,6 +111,7 @@ func TestAgentThatCannotStartSaysWhyInOneLine(t *testing.T) {
 		"--tracing":          {args: []string{"--tracing", "zipkin:127.0.0.1:1"}, code: 2, text: "--tracing"},
 		"--tracing no port":  {args: []string{"--tracing", "otlp:host"}, code: 2, text: "--tracing"},
 		"--takeover":         {args: []string{"--takeover=maybe"}, code: 2, text: "--takeover"},
+		"--lift-taint":       {args: []string{"--lift-taint"}, code: 2, text: "--lift-taint"},
 		"--require-identity": {args: []string{"--require-identity=maybe"}, code: 2, text: "--require-identity"},
 		"empty socket path":  {args: []string{"--ads-socket", ""}, code: 2, text: "--ads-socket"},
 

@@ -76,7 +76,7 @@ func (c *cluster) kubeconfig() string {
 	const ns = "fingerpost"
 	_, err := c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.CreateOptions{})
 	exists(err)
-	text, err := os.ReadFile("../../daemonset/rbac.yaml")
+	text, err := os.ReadFile("../../daemonset/base/rbac.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func (c *cluster) kubeconfig() string {
 		case "RoleBinding":
 			_, err = c.Client.RbacV1().RoleBindings(ns).Create(t.Context(), parse[rbacv1.RoleBinding](t, doc), metav1.CreateOptions{})
 		default:
-			t.Fatalf("daemonset/rbac.yaml has a %s, which this test does not make", kind.Kind)
+			t.Fatalf("daemonset/base/rbac.yaml has a %s, which this test does not make", kind.Kind)
 		}
 		exists(err)
 	}
