@@ -154,13 +154,13 @@ func newProxies() *cobra.Command {
 }
 
 func proxiesTable(w *table, proxies []ads.Client) {
-	w.row("ID", "CONNECTED", "PROTOCOL", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
+	w.row("ID", "CONNECTED", "PROTOCOL", "CLUSTERS", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
 	for _, p := range proxies {
 		protocol := "sotw"
 		if p.Delta {
 			protocol = "delta"
 		}
-		row := []any{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol}
+		row := []any{p.ID, time.Since(p.Connected).Round(time.Second).String(), protocol, p.Clusters}
 		last := p.State
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]
