@@ -73,7 +73,7 @@ func TestPodKnownNotToImplementTheServiceGetsNoneOfItsCalls(t *testing.T) {
 		t.Errorf("the pod that lacks it was called %d times", n)
 	}
 	got := m.agent.must("explain", "call", "--from", "prod/me", "--authority", "users", "/shop.Admin/Say")
-	for _, want := range []string{"OK: it goes to 2 endpoints of port 80 of Service prod/users; not to pod prod/half-1-a (it is known not to implement shop.Admin", "cluster of at/users.prod:80/shop.Admin: acknowledged"} {
+	for _, want := range []string{"OK: it goes to 2 endpoints of port 80 of Service prod/users; not to pod prod/half-1-a (it is known not to implement shop.Admin", "cluster of at/users/shop.Admin: acknowledged"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("explain call does not say %q:\n%s", want, got)
 		}
