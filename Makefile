@@ -33,7 +33,7 @@ test: ## every test, on real parts; PKG=./xds/... for some (first run: builds ku
 	FINGERPOST_REQUIRE_TOOLS=1 "$$($(BRING) -path gotestsum)" --format pkgname --jsonfile $(TEST_JSON) -- \
 		-race -count 1 -timeout 20m $(PKG)
 
-test-short: ## the tests that need no real parts, under a minute
+test-short: ## the tests that start no program, a minute or so
 	$(GO) test -short $(PKG)
 
 test-kind: ## tests on a real cluster

@@ -74,6 +74,7 @@ func (a *Agent) admin() http.Handler {
 		}
 		return a.explainCall(r.FormValue("from"), r.FormValue("authority"), r.FormValue("path"), r.FormValue("method"), headers)
 	})
+	get("/wait", func(r *http.Request) (any, error) { return a.waited(r.FormValue("service")), nil })
 	get("/decisions", a.serveDecisions)
 	mux.HandleFunc("POST /recollect", a.serveRecollect)
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -21,6 +21,8 @@ import (
 // as a kube-apiserver does. Unlike that it takes any address.
 type apiServer struct {
 	*httptest.Server
+	// before is called before each pod of a list, by its place; nil: nothing.
+	before func(i int)
 
 	// mu guards what follows, and the order of events.
 	mu      sync.Mutex
@@ -84,7 +86,11 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		delete(s.watches, events)
 		s.mu.Unlock()
 	}()
-	for _, e := range first {
+	for i, e := range first {
+		if s.before != nil && resource == "pods" {
+			s.before(i)
+			w.(http.Flusher).Flush()
+		}
 		_, _ = fmt.Fprintln(w, e)
 	}
 	w.(http.Flusher).Flush()

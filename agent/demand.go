@@ -84,7 +84,7 @@ func (d *demand) Ask(names []string) []xds.Scope {
 	for _, name := range known {
 		d.names[name] = struct{}{}
 	}
-	f.server.Publish(u)
+	f.publish(u)
 	if d.asking || nobodys+f.compiler.Nobodys(ns, known) < manyNobodys {
 		return nil
 	}
@@ -94,7 +94,7 @@ func (d *demand) Ask(names []string) []xds.Scope {
 	}
 	d.asking = true
 	f.exchanged.Inc()
-	f.server.Publish(table)
+	f.publish(table)
 	return d.client.AskingScopes()
 }
 
@@ -109,7 +109,7 @@ func (d *demand) Drop(names []string) {
 			had = append(had, name)
 		}
 	}
-	d.feed.server.Publish(d.feed.compiler.Unwant(d.client.Namespace, d.socket, had))
+	d.feed.publish(d.feed.compiler.Unwant(d.client.Namespace, d.socket, had))
 }
 
 // Close takes all names back.
@@ -119,5 +119,5 @@ func (d *demand) Close() {
 	d.closed = true
 	had := slices.Collect(maps.Keys(d.names))
 	clear(d.names)
-	d.feed.server.Publish(d.feed.compiler.Unwant(d.client.Namespace, d.socket, had))
+	d.feed.publish(d.feed.compiler.Unwant(d.client.Namespace, d.socket, had))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/resources"
 	"github.com/fingerpost/fingerpost/xds/resources/transcode"
@@ -51,7 +52,7 @@ func newFeed(a *Agent) *feed {
 		Help: "Streams whose client called so many names that nobody has that it asks for no further one.",
 	})
 	a.registry.MustRegister(f.refused, f.exchanged)
-	f.server.Publish(f.compiler.Initial())
+	f.publish(f.compiler.Initial())
 	return f
 }
 
@@ -80,10 +81,10 @@ func (f *feed) flush() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if keys := f.sub.Poll(); len(keys) > 0 {
-		f.server.Publish(f.compiler.Apply(f.dir, keys))
+		f.publish(f.compiler.Apply(f.dir, keys))
 	}
 	// Also with no name: a pod's address alone may be what was asked for.
-	f.server.Publish(f.compiler.Fronts(f.dir, f.sub.PollFronts()))
+	f.publish(f.compiler.Fronts(f.dir, f.sub.PollFronts()))
 	f.links = slices.DeleteFunc(f.links, func(j *schedule.Job) bool {
 		select {
 		case <-j.Done():
@@ -95,6 +96,14 @@ func (f *feed) flush() {
 	for _, p := range f.compiler.Unlinked() {
 		f.links = append(f.links, f.scheduler.Submit(schedule.Transcode, schedule.Normal, "", func(context.Context) { f.link(p) }))
 	}
+}
+
+// publish is called with mu held, or before anybody else has the feed.
+func (f *feed) publish(u xds.Update) {
+	if spoil != nil {
+		u = spoil(f, u)
+	}
+	f.server.Publish(u)
 }
 
 // settled waits until all descriptors that were asked for are linked and
@@ -129,7 +138,7 @@ func (f *feed) link(p *nodecache.PortInfo) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.server.Publish(f.compiler.Linked(f.dir, p, set, err))
+	f.publish(f.compiler.Linked(f.dir, p, set, err))
 }
 
 // namespace makes sure that clients of the namespace find what each of them
@@ -142,9 +151,9 @@ func (f *feed) namespace(ns string, form resources.Form) error {
 	if err != nil {
 		return err
 	}
-	f.server.Publish(u)
+	f.publish(u)
 	if form == resources.AllClusters {
-		f.server.Publish(f.compiler.Aliases(f.dir, ns))
+		f.publish(f.compiler.Aliases(f.dir, ns))
 	}
 	return nil
 }

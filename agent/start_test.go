@@ -120,3 +120,55 @@ func TestReadinessTakesAsManyRoundsAsTheLimitAsks(t *testing.T) {
 	}
 	w.collects()
 }
+
+// istio#50057: a start that took long was taken for a dead process. While 20,000
+// pods come slowly the agent is alive and not ready, and says why; it stops at no
+// point of the list, and all of them are there at its end.
+func TestSlowListOfManyPodsIsALivingAgentThatIsNotReady(t *testing.T) {
+	pods := 20_000
+	if testing.Short() {
+		pods = 2_000
+	}
+	w := newWired(t)
+	const each = 100
+	for i := range pods {
+		p := w.pod(i/each, i%each)
+		p.Annotations = map[string]string{"fingerpost.dev/services": "50051=" + serviceOf(i/each)}
+		w.api.put(p)
+	}
+	stops := map[int]chan struct{}{0: nil, pods / 3: nil, pods - 1: nil, pods: nil} // the last is before the bookmark
+	reached := make(chan int, len(stops))
+	for i := range stops {
+		stops[i] = make(chan struct{})
+	}
+	w.api.before = func(i int) {
+		if stop := stops[i]; stop != nil {
+			reached <- i
+			<-stop
+		}
+	}
+	w.run()
+	for range len(stops) {
+		at := <-reached
+		var live struct{ Live bool }
+		if err := get(w.instance(), "/live", &live); err != nil || !live.Live {
+			t.Errorf("after %d pods: alive: %v, %v", at, live.Live, err)
+		}
+		var ready agent.Readiness
+		if err := get(w.instance(), "/ready", &ready); err != nil || ready.Ready || ready.Reason == "" {
+			t.Errorf("after %d pods: %+v, %v", at, ready, err)
+		}
+		if st, err := w.status(); err != nil || st.Source.Synced || st.Gate != "closed" {
+			t.Errorf("after %d pods: %+v, %v", at, st, err)
+		}
+		close(stops[at])
+	}
+	eventually(t, func() error {
+		st, err := w.status()
+		if err == nil && (st.Pods != pods || st.Gate != "open") {
+			err = fmt.Errorf("%d pods, gate %s", st.Pods, st.Gate)
+		}
+		return err
+	})
+	w.ready(true)
+}

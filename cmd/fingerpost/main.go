@@ -66,16 +66,41 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		var bad *pflag.InvalidValueError
+		if errors.As(err, &bad) {
+			err = fmt.Errorf("--%s %q: %s", bad.GetFlag().Name, bad.GetValue(), allowed(bad.GetFlag(), bad.Unwrap()))
+		}
 		return usageError("%w; see %s --help", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		newAgent(), newBootstrap(), newDemo(),
+		newAgent(), newBootstrap(), newDemo(), newInject(),
 		newStatus(), newServices(), newOwners(), newProxies(), newExplain(),
-		newRecollect(),
+		newRecollect(), newWait(), newCheck(),
 		newXDS(), newVersion(),
 	)
 	checkArgs(root)
+	refuseUnknownTopics(root)
 	return root
+}
+
+// refuseUnknownTopics makes "help" of a command that is none a usage error: the
+// library's prints the help of another one.
+func refuseUnknownTopics(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, help := range root.Commands() {
+		if help.Name() != "help" {
+			continue
+		}
+		help.Run = nil
+		help.RunE = func(_ *cobra.Command, topic []string) error {
+			cmd, rest, err := root.Find(topic)
+			if err != nil || len(rest) > 0 {
+				return usageError("there is no command %q; see fingerpost --help", strings.Join(topic, " "))
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		}
+	}
 }
 
 // checkArgs makes wrong arguments a usage error in every command.
@@ -114,10 +139,23 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 			return
 		}
 		if err := flags.Set(f.Name, value); err != nil {
-			first = usageError("%s=%q: %w", name, value, err)
+			first = usageError("%s=%q: %s", name, value, allowed(f, err))
 		}
 	})
 	return first
+}
+
+// allowed says what a flag takes, where its parser does not.
+func allowed(f *pflag.Flag, err error) string {
+	switch f.Value.Type() {
+	case "bool":
+		return "say true or false"
+	case "duration":
+		return "say a duration such as 30s or 2m"
+	case "int":
+		return "say a whole number"
+	}
+	return err.Error()
 }
 
 func variable(flag string) string {

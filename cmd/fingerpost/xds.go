@@ -134,7 +134,12 @@ func (f *xdsFlags) run(ctx context.Context, t xds.Type, then func(*client.Stream
 	s, err := client.Open(ctx, conn, client.Options{
 		Delta: f.delta,
 		Node:  &corev3.Node{Id: f.node, UserAgentName: "fingerpost"},
-		Reply: func(client.Response) client.Reply { return client.Reply{Nack: f.nack} },
+		Reply: func(r client.Response) client.Reply {
+			if r.Type != t {
+				return client.Reply{} // which names to ask for
+			}
+			return client.Reply{Nack: f.nack}
+		},
 	})
 	if err != nil {
 		return f.explain(err)
@@ -204,12 +209,22 @@ func (f *xdsFlags) settle(ctx context.Context, s *client.Stream, each func(clien
 }
 
 func (f *xdsFlags) get(ctx context.Context, out io.Writer, t xds.Type, s *client.Stream) error {
+	refused := map[string]client.Resource{} // what comes is not kept
 	if len(f.names) > 0 || t.HasWildcard() {
-		if err := f.settle(ctx, s, nil); err != nil {
+		if err := f.settle(ctx, s, func(r client.Response) {
+			if r.Type == t {
+				for _, one := range r.Resources {
+					refused[one.Name] = one
+				}
+			}
+		}); err != nil {
 			return err
 		}
 	}
 	have := s.Memory().Resources[t]
+	if f.nack != "" {
+		have = refused
+	}
 	rows := make([]client.Resource, 0, len(have))
 	for _, name := range slices.Sorted(maps.Keys(have)) {
 		rows = append(rows, have[name])

@@ -35,6 +35,10 @@ type site struct {
 }
 
 func newSite(t *testing.T) *site {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: no agent is started")
+	}
 	// Not t.TempDir: its path grows with the test's name, and a socket's is
 	// bounded.
 	dir, err := os.MkdirTemp("", "fp-")

@@ -346,10 +346,26 @@ func TestWatchThatRejectsIsSeenInProxies(t *testing.T) {
 	}
 }
 
+// What a get refuses is printed like anything else.
+func TestGetPrintsWhatItRefuses(t *testing.T) {
+	t.Parallel()
+	w, s := newWorld(t), newSite(t)
+	w.serve("web-1-a", []string{"shop.Web"})
+	s.start(t, "--source", w.write().source()).ready()
+	for _, kind := range []string{"clusters", "endpoints"} {
+		for _, delta := range []string{"--delta", "--delta=false"} {
+			out, errs, code := run(t, "xds", "get", "--type", kind, "--nack", "no such thing", delta, "--node-id", "prod/"+kind+strings.ReplaceAll(delta, "=", ""), "--ads-socket", s.ads)
+			if code != 0 || errs != "" || !strings.Contains(out, "prod/shop.Web") {
+				t.Errorf("%s %s: exit %d, %q, %q", kind, delta, code, out, errs)
+			}
+		}
+	}
+}
+
 func TestCommandsWithoutAnAgentSaySoInOneLine(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	commands := [][]string{{"status"}, {"status", "--check"}, {"services"}, {"owners"}, {"proxies"}, {"explain", "pod", "prod/a"}, {"explain", "service", "shop.Web"}}
+	commands := [][]string{{"status"}, {"status", "--check"}, {"services"}, {"owners"}, {"proxies"}, {"wait", "--service", "shop.Web"}, {"explain", "pod", "prod/a"}, {"explain", "service", "shop.Web"}}
 	check := func(text string) {
 		t.Helper()
 		for _, args := range commands {

@@ -110,12 +110,12 @@ func TestAgentThatCannotStartSaysWhyInOneLine(t *testing.T) {
 		"--log-level":        {args: []string{"--log-level", "loud"}, code: 2, text: "--log-level"},
 		"--tracing":          {args: []string{"--tracing", "zipkin:127.0.0.1:1"}, code: 2, text: "--tracing"},
 		"--tracing no port":  {args: []string{"--tracing", "otlp:host"}, code: 2, text: "--tracing"},
-		"--takeover":         {args: []string{"--takeover=maybe"}, code: 2, text: "--takeover"},
+		"--takeover":         {args: []string{"--takeover=maybe"}, code: 2, text: `--takeover "maybe": say true or false`},
 		"--lift-taint":       {args: []string{"--lift-taint"}, code: 2, text: "--lift-taint"},
 		"--require-identity": {args: []string{"--require-identity=maybe"}, code: 2, text: "--require-identity"},
 		"empty socket path":  {args: []string{"--ads-socket", ""}, code: 2, text: "--ads-socket"},
 
-		"FINGERPOST_TAKEOVER":   {env: []string{"FINGERPOST_TAKEOVER=perhaps"}, code: 2, text: "FINGERPOST_TAKEOVER"},
+		"FINGERPOST_TAKEOVER":   {env: []string{"FINGERPOST_TAKEOVER=perhaps"}, code: 2, text: `FINGERPOST_TAKEOVER="perhaps": say true or false`},
 		"FINGERPOST_LOCALITY":   {env: []string{"FINGERPOST_LOCALITY=odd"}, code: 2, text: "odd"},
 		"FINGERPOST_LOG_FORMAT": {env: []string{"FINGERPOST_LOG_FORMAT="}, code: 2, text: "--log-format"},
 	} {
@@ -269,6 +269,13 @@ func TestVersionAndUnknownCommands(t *testing.T) {
 		t.Errorf("version: exit %d, %q, %q", code, out, errs)
 	}
 	refused(t, 2, "no-such-command", nil, "no-such-command")
+	refused(t, 2, "no-such-command", nil, "help", "no-such-command")
+	refused(t, 2, "explain nothing", nil, "help", "explain", "nothing")
+	refused(t, 2, `FINGERPOST_TIMEOUT="soon": say a duration`, []string{"FINGERPOST_TIMEOUT=soon"}, "wait", "--service", "shop.Web")
+	refused(t, 2, `FINGERPOST_EGRESS_PORT="x": say a whole number`, []string{"FINGERPOST_EGRESS_PORT=x"}, "agent")
+	if out, errs, code := run(t, "help", "explain", "call"); code != 0 || errs != "" || !strings.Contains(out, "--authority") {
+		t.Errorf("help explain call: exit %d, %q, %q", code, out, errs)
+	}
 	refused(t, 2, "more", nil, "version", "more")
 	refused(t, 2, "node", nil, "explain", "node", "x")
 	refused(t, 2, "NAMESPACE/NAME", nil, "explain", "pod", "web")

@@ -10,10 +10,7 @@ import (
 // its own way in the moment in which its pod begins to terminate, and so before
 // any client can have heard of it.
 func TestRollingChangesUnderLoadLoseNoCall(t *testing.T) {
-	rounds := 200
-	if testing.Short() {
-		rounds = 20
-	}
+	const rounds = 200
 	eachFront(t, "shop.v1.Cart", func(t *testing.T, s *site, start func() front) {
 		w := newWorld(t)
 		w.serve("cart-1-stays", []string{"shop.v1.Cart"})

@@ -86,12 +86,7 @@ func (s *steady) end() {
 }
 
 // rounds is how often agents come and go.
-func rounds() int {
-	if testing.Short() {
-		return 6
-	}
-	return 20
-}
+const rounds = 20
 
 func TestRestartsUnderLoadLoseNoCallAndNoStream(t *testing.T) {
 	eachFront(t, "shop.v1.Cart", func(t *testing.T, s *site, start func() front) {
@@ -99,7 +94,7 @@ func TestRestartsUnderLoadLoseNoCallAndNoStream(t *testing.T) {
 		w := shop(t)
 		a := s.start(t, "--source", w.source()).ready()
 		f := steadily(t, w, a, start())
-		for i := range rounds() {
+		for i := range rounds {
 			if i%2 == 0 {
 				a.stop()
 			} else {
@@ -120,7 +115,7 @@ func TestHandOversUnderLoadLoseNoCallAndNoStream(t *testing.T) {
 		successor := func() *agentProcess { return s.instance(t, "--source", w.source()) }
 		a := successor().ready()
 		f := steadily(t, w, a, start())
-		for i := range rounds() {
+		for i := range rounds {
 			b := successor()
 			switch i % 6 {
 			case 0: // as a rollout does it

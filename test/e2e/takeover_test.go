@@ -23,6 +23,13 @@ import (
 func (s *site) instance(t *testing.T, args ...string) *agentProcess {
 	t.Helper()
 	a := s.start(t, append([]string{"--takeover"}, args...)...)
+	s.atItsOwn(t, a)
+	return a
+}
+
+// atItsOwn makes the agent be asked at its own admin socket.
+func (s *site) atItsOwn(t *testing.T, a *agentProcess) {
+	t.Helper()
 	var st syscall.Stat_t
 	if err := syscall.Stat("/proc/self/ns/pid", &st); err != nil {
 		t.Fatal(err)
@@ -30,7 +37,6 @@ func (s *site) instance(t *testing.T, args ...string) *agentProcess {
 	own := *s
 	own.admin = fmt.Sprintf("%s.%d-%d", s.admin, st.Ino, a.cmd.Process.Pid)
 	a.site = &own
-	return a
 }
 
 // takeover waits until the agent says so of its part.
@@ -173,10 +179,6 @@ func TestSuccessorKilledAtAnyMomentCostsNothing(t *testing.T) {
 	delta.has()
 	sotw.has()
 	delta.forget()
-	rounds := 20
-	if testing.Short() {
-		rounds = 5
-	}
 	for i := range rounds {
 		b := s.instance(t, "--source", w.source())
 		if i%2 == 0 {

@@ -28,6 +28,11 @@ type EnvoyOptions struct {
 	LogLevel string
 	// Args are added to the command line.
 	Args []string
+	// HotRestart lets Envoy be the parent or the child of another one. Args say
+	// which: base ids are of the whole machine, so a first Envoy takes
+	// --use-dynamic-base-id. The admin interface of a parent ends when its child
+	// is ready, and the parent itself after --parent-shutdown-time-s.
+	HotRestart bool
 	// Refuses says that the test sends what Envoy is to refuse. Otherwise the
 	// test fails if Envoy has refused an update when it is stopped.
 	Refuses bool
@@ -68,9 +73,12 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 		level = "warning"
 	}
 	args := append([]string{
-		"-c", file, "--disable-hot-restart", "--concurrency", strconv.Itoa(concurrency),
+		"-c", file, "--concurrency", strconv.Itoa(concurrency),
 		"--log-level", level, "--admin-address-path", address,
 	}, opts.Args...)
+	if !opts.HotRestart {
+		args = append(args, "--disable-hot-restart")
+	}
 	p, err := start(dir, "envoy", bin, args...)
 	if err != nil {
 		t.Fatal(err)
@@ -225,6 +233,19 @@ func (e *Envoy) WaitFor(t testing.TB, timeout time.Duration, cond func() error) 
 
 // Pid is Envoy's process id.
 func (e *Envoy) Pid() int { return e.p.cmd.Process.Pid }
+
+// Ended waits until Envoy has ended by itself.
+func (e *Envoy) Ended(t testing.TB, timeout time.Duration) {
+	t.Helper()
+	select {
+	case <-e.p.done:
+		if e.p.err != nil {
+			t.Errorf("Envoy ended: %v\n%s", e.p.err, e.p.tail())
+		}
+	case <-time.After(timeout):
+		t.Fatalf("Envoy runs on after %v", timeout)
+	}
+}
 
 // Log returns the end of Envoy's log.
 func (e *Envoy) Log() string { return e.p.tail() }

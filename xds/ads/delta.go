@@ -6,8 +6,6 @@ import (
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/mem"
-
 	"github.com/fingerpost/fingerpost/xds"
 )
 
@@ -249,13 +247,9 @@ func (st *stream) fallBack() {
 // say. Called with both locks held.
 func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
-	var resources mem.BufferSlice
-	if n := ts.dirty.count(); n > 0 {
-		// With room for what encode adds. More than so many do not fit as a rule.
-		resources = make(mem.BufferSlice, 0, min(n, 2047)+1)
-	}
 	var removed []string
-	size := 0
+	var entries []*entry
+	size, bodies := 0, 0
 	fits := func(n int) bool {
 		if size > 0 && size+n > maxResponse {
 			return false
@@ -264,7 +258,8 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 		return true
 	}
 	ts.carried.reset()
-	if p.additions {
+	if n := ts.dirty.count(); p.additions && n > 0 {
+		entries = make([]*entry, 0, min(n, 2048)) // more do not fit as a rule
 		ts.dirty.each(p.without, func(id uint32) bool {
 			e := tb.resolve(t, id, &st.sight, ts.subscribed.has(id))
 			if e == nil {
@@ -278,10 +273,11 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			delete(ts.had, id)
 			ts.held.set(id)
 			ts.carried.set(id)
-			resources = append(resources, e.delta)
+			bodies, entries = size, append(entries, e)
 			return true
 		})
 	}
+	count, resources := len(entries), st.s.joiner.join(entries, bodies, true)
 	st.follow(t, ts.carried)
 	for name := range ts.owed {
 		if !fits(len(name) + 4) {
@@ -318,9 +314,19 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			removed = append(removed, name)
 		}
 	}
-	if owed := ts.answer && p.additions; !owed && len(resources)+len(removed) == 0 {
+	version := tb.version(t, st.sight.scopes)
+	if owed := ts.answer && p.additions; !owed && count+len(removed) == 0 {
+		if ts.sentVersion == "" && st.hasAll(ts) {
+			ts.sentVersion, ts.ackedVersion = version, version
+		}
 		return message{}, false
 	}
-	version := tb.version(t, st.sight.scopes)
-	return message{t: t, version: version, resources: resources, removed: removed, nonce: st.dispatch(ts, version)}, true
+	return message{t: t, version: version, resources: resources, count: count, removed: removed, nonce: st.dispatch(ts, version)}, true
+}
+
+// hasAll tells that a client which came back has all that it asked for, so that
+// nothing is sent to it.
+func (st *stream) hasAll(ts *typeState) bool {
+	return !ts.held.empty() && ts.dirty.empty() && ts.gone.empty() && ts.withheld.empty() &&
+		len(ts.owed)+len(ts.brought)+len(ts.missing) == 0
 }

@@ -25,7 +25,9 @@
 //
 // A resource is encoded when it is made ([xds.NewResource]), once, as responses
 // hold it, and all of them share those bytes: a response is a list of them and
-// some bytes of its own, which gRPC writes as they are (message.go).
+// some bytes of its own, which gRPC writes as they are (message.go). A long list
+// is put together in one piece, which all responses share that are on their way
+// with just these resources (joiner): those to clients that connect at once.
 //
 // # Order
 //
@@ -116,8 +118,9 @@
 // Server.mu guards the tables and the set of streams; Publish takes it for
 // writing, everything that reads tables for reading. stream.mu guards one
 // stream and is taken after Server.mu. memory.mu guards what is remembered of
-// refusals, and is taken after both. Server.nackMu is taken alone. None is
-// held while something is sent or received, nor while a function of Options
-// runs. The sending goroutine of a stream is its gRPC handler, which alone
-// calls Send; a second one receives and ends when the handler has returned.
+// refusals, joiner.mu what long responses share; each is taken after both.
+// Server.nackMu is taken alone. None is held while something is sent or
+// received, nor while a function of Options runs. The sending goroutine of a
+// stream is its gRPC handler, which alone calls Send; a second one receives and
+// ends when the handler has returned.
 package ads

@@ -2,6 +2,13 @@ package ads
 
 import "errors"
 
+// Streams is what is kept of streams: they and the ids of their clients.
+func (s *Server) Streams() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.streams) + len(s.ids)
+}
+
 // Encode is what the codec makes of a response.
 func Encode(m any) ([]byte, error) {
 	if m, ok := m.(*message); ok {

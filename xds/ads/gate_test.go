@@ -111,6 +111,10 @@ func TestDeltaReconnectWithCurrentVersionsGetsNoBody(t *testing.T) {
 	s.want(cds)
 	s.sub(eds, names...)
 	s.quiet()
+	// It is told of as one that has what there is.
+	if got := w.server.Clients()[0].Types["eds"]; got.Sent == "" || got.Acked != got.Sent {
+		t.Errorf("sent %q, accepted %q", got.Sent, got.Acked)
+	}
 }
 
 func TestDeltaReconnectGetsWhatDiffersAndWhatIsGone(t *testing.T) {

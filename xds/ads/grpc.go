@@ -18,12 +18,16 @@ const maxRequest = 8 << 20
 // all of a connection: the least that gRPC knows.
 const window = 64 << 10
 
+// readBuffer is what each connection reads into: most requests are some bytes.
+const readBuffer = 4 << 10
+
 // ServerOptions are what a gRPC server needs to serve Envoys: pings as often
 // as each 10 s, also without a stream (the default answers Envoy's usual 30 s
 // with GOAWAY), large requests, and bounds on what one client may do. A
 // [Server] needs them: the codec among them encodes its responses, and all other
 // messages as ever. Windows are fixed, since gRPC would else ask each client for
-// a ping with every request, to find out how wide they should be.
+// a ping with every request, to find out how wide they should be. A connection
+// has no buffer of its own to write from, since it mostly is idle.
 func ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
@@ -32,6 +36,8 @@ func ServerOptions() []grpc.ServerOption {
 		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2(proto.Name)}),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.SharedWriteBuffer(true),
 	}
 }
 

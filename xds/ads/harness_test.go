@@ -34,7 +34,7 @@ const (
 )
 
 // patience is a deadline for what must come; nothing is measured against it.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // world is a server on a unix socket.
 type world struct {

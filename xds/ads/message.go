@@ -8,14 +8,15 @@ import (
 	"github.com/fingerpost/fingerpost/xds"
 )
 
-// message is a response on its way to the client. Its resources are the bytes
-// that all clients share: however many connect at once, nothing of a resource is
-// copied before the connection takes it.
+// message is a response on its way to the client. Its resources are bytes that
+// all clients share: however many connect at once, nothing of a resource is
+// copied for one of them before the connection takes it.
 type message struct {
 	t          xds.Type
 	version    string // version_info or system_version_info
 	nonce      string
-	resources  mem.BufferSlice // as they stand in a response of the stream's kind
+	resources  mem.BufferSlice // as they stand in a response of the stream's kind, see joiner
+	count      int             // of the resources
 	removed    []string        // delta
 	identifier string          // SotW: control_plane.identifier; empty: none
 }

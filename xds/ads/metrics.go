@@ -12,6 +12,7 @@ type metrics struct {
 	responses *prometheus.CounterVec
 	resources *prometheus.CounterVec
 	nacks     *prometheus.CounterVec
+	refused   *prometheus.CounterVec
 	held      prometheus.Counter
 }
 
@@ -31,6 +32,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		responses: counter("fingerpost_ads_responses_total", "Responses sent, by resource type."),
 		resources: counter("fingerpost_ads_resources_total", "Resource bodies sent, by resource type."),
 		nacks:     counter("fingerpost_ads_nacks_total", "Responses that clients refused, by resource type."),
+		refused:   counter("fingerpost_ads_nacked_resources_total", "Resources that refused responses newly carried, by resource type."),
 		held: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fingerpost_ads_held_streams_total", Help: "Streams closed because an answer was withheld for too long."}),
 	}
@@ -38,7 +40,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.streams.WithLabelValues(api)
 	}
 	if reg != nil {
-		reg.MustRegister(m.gate, m.streams, m.responses, m.resources, m.nacks, m.held)
+		reg.MustRegister(m.gate, m.streams, m.responses, m.resources, m.nacks, m.refused, m.held)
 	}
 	return m
 }

@@ -90,15 +90,15 @@ func (st *stream) accept(t xds.Type) {
 		}
 		q.trying = false
 	}
-	if ts.refused.intersects(ts.carried) {
-		ts.carried.each(bitset{}, func(id uint32) bool {
-			if ts.refused.has(id) {
-				st.s.memory.forget(st.node.GetId(), t, st.s.table.slots[id].name)
-			}
-			return true
-		})
-		ts.refused.drop(ts.carried)
-	}
+	// A whole set that is accepted is so in all that is not withheld from it.
+	whole := !st.delta && fullSet(t)
+	ts.refused.each(bitset{}, func(id uint32) bool {
+		if ts.carried.has(id) || whole && !ts.withheld.has(id) && !ts.dirty.has(id) {
+			st.s.memory.forget(st.node.GetId(), t, st.s.table.slots[id].name)
+			ts.refused.clear(id)
+		}
+		return true
+	})
 	if ts.refused.empty() {
 		ts.nack = nil
 	}

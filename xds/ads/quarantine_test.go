@@ -367,6 +367,27 @@ func TestRestartWhileRefusedLosesNothing(t *testing.T) {
 	}
 }
 
+// Suspects that are tried while the bad one still stands in the set, since nothing
+// is known that could stand there instead, are refused with it once more. With
+// the fix the whole set is accepted, and no refusal stands.
+func TestRefusalEndsWithTheFixThoughSuspectsWereTriedBefore(t *testing.T) {
+	w := trialWorld(t, time.Millisecond, cluster("A", 2), cluster("B", 2), cluster("C", 1))
+	memory := having("the version of another process", cluster("A", 1), cluster("B", 1))
+	s := w.connect(client.Options{Memory: memory, Reply: refusing(true, cluster("A", 2)).reply})
+	s.sub(cds)
+	s.drain("the suspects are tried", func() bool {
+		st := w.types(cds)
+		return len(st.Withheld) == 1 && st.Suspects == 0
+	})
+	w.set(cluster("A", 3))
+	s.drain("the fix arrives", func() bool {
+		return s.holds(cds, cluster("A", 3), cluster("B", 2), cluster("C", 1)) && w.types(cds).Nack == nil
+	})
+	if st := w.types(cds); len(st.Withheld)+st.Suspects != 0 {
+		t.Errorf("withheld: %+v", st)
+	}
+}
+
 func TestWhatIsRememberedOfRefusalsIsBounded(t *testing.T) {
 	w := trialWorld(t, time.Hour)
 	for _, n := range numbered(100) {

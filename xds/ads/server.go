@@ -90,6 +90,7 @@ type Server struct {
 	nacked map[[sha256.Size]byte]struct{}
 
 	memory memory // has a lock of its own
+	joiner joiner // the same
 }
 
 // New returns a server with empty tables and a closed gate.
@@ -276,36 +277,33 @@ func (s *Server) begin(st *stream) bool {
 }
 
 // enter counts a stream by the id of its client.
-func (s *Server) enter(id string) error {
+func (s *Server) enter(st *stream, id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, running := s.streams[st]; !running {
+		return errStopping // its first request came too late to be counted
+	}
 	if s.ids[id] >= maxPerID {
 		return status.Errorf(codes.ResourceExhausted,
 			"client %q has %d streams already; a client needs one", id, maxPerID)
 	}
 	s.ids[id]++
+	st.counted, st.id = true, id
 	return nil
-}
-
-// leave takes back what enter counted.
-func (s *Server) leave(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ids[id]--; s.ids[id] == 0 {
-		delete(s.ids, id)
-	}
 }
 
 func (s *Server) end(st *stream) {
 	st.mu.Lock()
-	node, demand := st.node, st.demand
+	demand := st.demand
 	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
-	s.mu.Unlock()
-	if node != nil {
-		s.leave(node.GetId())
+	if st.counted {
+		if s.ids[st.id]--; s.ids[st.id] == 0 {
+			delete(s.ids, st.id)
+		}
 	}
+	s.mu.Unlock()
 	if demand != nil {
 		demand.Close()
 	}
@@ -349,6 +347,7 @@ const maxNacked = 1024
 func (s *Server) refused(r Refusal) {
 	client := r.Node.GetId()
 	s.metrics.nacks.WithLabelValues(r.Type.String()).Inc()
+	s.metrics.refused.WithLabelValues(r.Type.String()).Add(float64(r.resources))
 	key := sha256.Sum256([]byte(r.Type.String() + "\x00" + client + "\x00" + r.Error))
 	s.nackMu.Lock()
 	_, known := s.nacked[key]

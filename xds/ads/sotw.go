@@ -5,7 +5,6 @@ import (
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/mem"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -98,6 +97,10 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 		return true
 	})
 	if first {
+		// What a client brings is what it accepted last. Ours are this short.
+		if v := req.GetVersionInfo(); len(v) <= 2*len(sum{}.String()) {
+			ts.ackedVersion = v
+		}
 		st.resume(t, req.GetVersionInfo())
 		st.recall(t)
 	}
@@ -181,7 +184,7 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 	ts, tb := &st.types[t], &st.s.table
 	// Nothing can be removed of these types by protocol.
 	ts.gone.each(bitset{}, func(id uint32) bool { ts.forget(id); return true })
-	var bodies mem.BufferSlice
+	var entries []*entry
 	size := 0
 	ts.carried.reset()
 	if p.additions {
@@ -194,19 +197,19 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 				size += e.sotw.Len()
 				ts.held.set(id)
 				ts.carried.set(id)
-				bodies = append(bodies, e.sotw)
+				entries = append(entries, e)
 			}
 			ts.dirty.clear(id)
 			return true
 		})
 	}
-	st.follow(t, ts.carried)
-	if len(bodies) == 0 {
+	if len(entries) == 0 {
 		return message{}, false
 	}
+	st.follow(t, ts.carried)
 	var version sum
 	st.members(t, func(_ uint32, e *entry) { version = version.plus(e.sum) })
-	return st.sotw(t, version.String(), bodies), true
+	return st.sotw(t, version.String(), entries, size), true
 }
 
 // buildFull makes a response that holds all that the client may have. Clusters
@@ -222,12 +225,13 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 		clear(ts.retained)
 	}
 	var version sum
-	var bodies mem.BufferSlice
+	var all []*entry
+	size := 0
 	var present bitset
 	var flying []sentEntry
 	take := func(id uint32, e *entry) {
 		version = version.plus(e.sum)
-		bodies = append(bodies, e.sotw)
+		all, size = append(all, e), size+e.sotw.Len()
 		present.set(id)
 	}
 	st.members(t, func(id uint32, e *entry) {
@@ -255,7 +259,7 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 			return message{}, false
 		}
 	}
-	if len(bodies) == 0 && !ts.wildcard && !removals && !p.complete {
+	if len(all) == 0 && !ts.wildcard && !removals && !p.complete {
 		return message{}, false // silence is not proof of absence
 	}
 	ts.dirty.keep(present)
@@ -270,9 +274,10 @@ func (st *stream) buildFull(t xds.Type, p part) (message, bool) {
 	if p.removals {
 		ts.gone.reset()
 	}
-	return st.sotw(t, version.String(), bodies), true
+	return st.sotw(t, version.String(), all, size), true
 }
 
-func (st *stream) sotw(t xds.Type, version string, bodies mem.BufferSlice) message {
-	return message{t: t, version: version, resources: bodies, identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
+func (st *stream) sotw(t xds.Type, version string, entries []*entry, size int) message {
+	resources := st.s.joiner.join(entries, size, false)
+	return message{t: t, version: version, resources: resources, count: len(entries), identifier: st.s.opts.Identifier, nonce: st.dispatch(&st.types[t], version)}
 }

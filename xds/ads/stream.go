@@ -38,6 +38,10 @@ type stream struct {
 
 	closing <-chan struct{} // the server's when the stream began; closed to end it
 
+	// Guarded by the server's lock: the id by which the stream is counted.
+	counted bool
+	id      string
+
 	// mu guards all below. It is taken after the server's lock.
 	mu     sync.Mutex
 	node   *corev3.Node // nil before the first request
@@ -156,7 +160,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 			}
 			st.sending(time.Time{})
 			st.s.metrics.responses.WithLabelValues(msgs[i].t.String()).Inc()
-			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(len(msgs[i].resources)))
+			st.s.metrics.resources.WithLabelValues(msgs[i].t.String()).Add(float64(msgs[i].count))
 		}
 		hold.Stop()
 		if !until.IsZero() {
@@ -218,12 +222,11 @@ func (st *stream) introduce(node *corev3.Node) error {
 	if err := checkNode(node); err != nil {
 		return err
 	}
-	if err := st.s.enter(node.GetId()); err != nil {
+	if err := st.s.enter(st, node.GetId()); err != nil {
 		return err
 	}
 	view, err := st.s.opts.View(node, st.delta)
 	if err != nil {
-		st.s.leave(node.GetId())
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	sees := st.s.see(&view)

@@ -6,8 +6,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -33,7 +35,7 @@ var (
 
 // Options configures a bootstrap.
 type Options struct {
-	// NodeID is <namespace>/<pod name>. It must be given.
+	// NodeID is <namespace>/<pod name>, or [PodNodeID]. It must be given.
 	NodeID string
 	// ADSSocket is the absolute path of the agent's socket, at most 107 bytes;
 	// empty is [DefaultADSSocket].
@@ -44,13 +46,43 @@ type Options struct {
 	// API is delta or sotw; empty is delta. gRPC programs speak sotw only.
 	API string
 	// AdminSocket is the absolute path of the unix socket on which Envoy
-	// serves its admin pages; empty: it serves none.
+	// serves its admin pages, or the name of an abstract one behind an @ sign,
+	// which every container of the pod can reach; empty: it serves none.
 	AdminSocket string
+	// ReadyAddress is an IP address, or [PodAddress], at whose port ReadyPort
+	// Envoy answers every request with 200 once the agent has told it all that
+	// it starts with. Until then nobody listens there: Envoy listens when its
+	// first clusters and listeners have come. Empty: there is no such port. gRPC
+	// programs take no notice of it.
+	ReadyAddress string
+	// ReadyPort is a TCP port; it must be given with a ReadyAddress.
+	ReadyPort uint16
 }
+
+// The environment variables from which a bootstrap that stands in the spec of a
+// pod has what is known only once the pod runs: $(NAME) in a container's
+// arguments, and in the value of a variable behind it, is replaced by the kubelet
+// (Kubernetes, "Define Dependent Environment Variables").
+const (
+	EnvPodNamespace = "FINGERPOST_POD_NAMESPACE"
+	EnvPodName      = "FINGERPOST_POD_NAME"
+	EnvPodAddress   = "FINGERPOST_POD_IP"
+)
+
+const (
+	podNamespace = "$(" + EnvPodNamespace + ")"
+
+	// PodNodeID is the node id of whatever pod the bootstrap is in.
+	PodNodeID = podNamespace + "/$(" + EnvPodName + ")"
+	// PodAddress is the address of that pod, in the family of its first one.
+	PodAddress = "$(" + EnvPodAddress + ")"
+)
 
 // check fills what is left out and returns the namespace of the node.
 func (o *Options) check() (namespace string, err error) {
-	if namespace, _, err = resources.ParseNodeID(o.NodeID); err != nil {
+	if o.NodeID == PodNodeID {
+		namespace = podNamespace
+	} else if namespace, _, err = resources.ParseNodeID(o.NodeID); err != nil {
 		return "", err
 	}
 	o.ADSSocket = cmp.Or(o.ADSSocket, DefaultADSSocket)
@@ -66,12 +98,19 @@ func (o *Options) check() (namespace string, err error) {
 		return "", fmt.Errorf("api %q is not delta or sotw", o.API)
 	case o.Clusters == "on-demand" && o.API == "sotw":
 		return "", ErrSotWOnDemand
+	case o.ReadyAddress != "" && o.ReadyPort == 0:
+		return "", errors.New("a ready address needs a ready port")
+	}
+	if a := o.ReadyAddress; a != "" && a != PodAddress {
+		if _, err := netip.ParseAddr(a); err != nil {
+			return "", fmt.Errorf("ready address %q is not an IP address", a)
+		}
 	}
 	for _, path := range []string{o.ADSSocket, o.unknownSocket(), o.AdminSocket} {
 		if path == "" {
 			continue
 		}
-		if !filepath.IsAbs(path) {
+		if !filepath.IsAbs(path) && (path != o.AdminSocket || !strings.HasPrefix(path, "@")) {
 			return "", fmt.Errorf("socket path %q is not absolute", path)
 		}
 		if len(path) > maxSocketPath {

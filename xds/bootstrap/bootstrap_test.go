@@ -21,6 +21,9 @@ func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
 		"has 110 bytes, at most 107":      {NodeID: "prod/a", ADSSocket: long + "/ads.sock"},
 		"unknown.sock\" has 109 bytes":    {NodeID: "prod/a", ADSSocket: long[:96] + "/a.sock"},
 		`"a.sock" is not absolute`:        {NodeID: "prod/a", AdminSocket: "a.sock"},
+		`"pod" is not an IP address`:      {NodeID: "prod/a", ReadyAddress: "pod", ReadyPort: 1},
+		"needs a ready port":              {NodeID: "prod/a", ReadyAddress: fp.PodAddress},
+		"socket path \"@":                 {NodeID: "prod/a", ADSSocket: "@ads"},
 		`clusters "some" is not all or`:   {NodeID: "prod/a", Clusters: "some"},
 		`api "rest" is not delta or sotw`: {NodeID: "prod/a", API: "rest"},
 		fp.ErrSotWOnDemand.Error():        {NodeID: "prod/a", API: "sotw", Clusters: "on-demand"},
@@ -54,6 +57,31 @@ func TestBootstrapIsTheSameEachTime(t *testing.T) {
 	}
 	if want, err := os.ReadFile(golden); err != nil || string(want) != string(first) {
 		t.Errorf("%s is not what is written (%v); UPDATE=1 writes it anew", golden, err)
+	}
+}
+
+func TestBootstrapForAPodsSpecIsFilledInByTheKubelet(t *testing.T) {
+	o := fp.Options{NodeID: fp.PodNodeID, AdminSocket: "@admin", ReadyAddress: fp.PodAddress, ReadyPort: 15002}
+	text, err := fp.EnvoyJSON(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fill := strings.NewReplacer("$("+fp.EnvPodNamespace+")", "prod", "$("+fp.EnvPodName+")", "a-1", "$("+fp.EnvPodAddress+")", "fd00::7")
+	filled := fill.Replace(string(text))
+	if strings.Contains(filled, "$") || strings.Contains(filled, "\n") {
+		t.Errorf("%s", filled)
+	}
+	// The same as for a pod that is known.
+	o.NodeID, o.ReadyAddress = "prod/a-1", "fd00::7"
+	if want, err := fp.EnvoyJSON(o); err != nil || string(want) != filled {
+		t.Errorf("%s\nwant (%v)\n%s", filled, err, want)
+	}
+	program, err := fp.GRPC(fp.Options{NodeID: fp.PodNodeID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, err := fp.GRPC(fp.Options{NodeID: "prod/a-1"}); err != nil || string(want) != fill.Replace(string(program)) {
+		t.Errorf("%s\nwant (%v)\n%s", program, err, want)
 	}
 }
 

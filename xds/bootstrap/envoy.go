@@ -1,6 +1,8 @@
 package bootstrap
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -8,6 +10,10 @@ import (
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
+	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -31,6 +37,18 @@ const envoyComment = `# Bootstrap of an Envoy sidecar that takes its configurati
 // Envoy returns the bootstrap of an Envoy sidecar as YAML. It returns an error
 // that names the option if one makes no sense.
 func Envoy(o Options) ([]byte, error) {
+	text, err := EnvoyJSON(o)
+	if err != nil {
+		return nil, err
+	}
+	if text, err = yaml.JSONToYAML(text); err != nil {
+		return nil, fmt.Errorf("write bootstrap: %w", err)
+	}
+	return append([]byte(envoyComment), text...), nil
+}
+
+// EnvoyJSON is [Envoy] on one line, for Envoy's argument --config-yaml.
+func EnvoyJSON(o Options) ([]byte, error) {
 	b, err := o.envoy()
 	if err != nil {
 		return nil, err
@@ -42,10 +60,12 @@ func Envoy(o Options) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write bootstrap: %w", err)
 	}
-	if text, err = yaml.JSONToYAML(text); err != nil {
+	// protojson puts spaces where it likes.
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, text); err != nil {
 		return nil, fmt.Errorf("write bootstrap: %w", err)
 	}
-	return append([]byte(envoyComment), text...), nil
+	return compact.Bytes(), nil
 }
 
 func (o *Options) envoy() (*bootstrapv3.Bootstrap, error) {
@@ -80,6 +100,9 @@ func (o *Options) envoy() (*bootstrapv3.Bootstrap, error) {
 		// Both keep what a cluster costs until it is called.
 		DeferredStatOptions: &bootstrapv3.Bootstrap_DeferredStatOptions{EnableDeferredCreationStats: true},
 		ClusterManager:      &bootstrapv3.ClusterManager{EnableDeferredClusterCreation: true},
+	}
+	if o.ReadyAddress != "" {
+		b.StaticResources.Listeners = []*listenerv3.Listener{o.ready()}
 	}
 	if o.AdminSocket != "" {
 		b.Admin = &bootstrapv3.Admin{Address: pipe(o.AdminSocket)}
@@ -117,6 +140,38 @@ func fromADS() *corev3.ConfigSource {
 		ResourceApiVersion:    corev3.ApiVersion_V3,
 		InitialFetchTimeout:   durationpb.New(0),
 		ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}},
+	}
+}
+
+// ready is where a probe asks. Nothing but its own answer is behind it.
+func (o *Options) ready() *listenerv3.Listener {
+	hcm := &hcmv3.HttpConnectionManager{
+		StatPrefix: "ready",
+		HttpFilters: []*hcmv3.HttpFilter{{
+			Name:       "envoy.filters.http.router",
+			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(&routerv3.Router{})},
+		}},
+		RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
+			VirtualHosts: []*routev3.VirtualHost{{
+				Name:    "ready",
+				Domains: []string{"*"},
+				Routes: []*routev3.Route{{
+					Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+					Action: &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 200}},
+				}},
+			}},
+		}},
+	}
+	return &listenerv3.Listener{
+		Name: "ready",
+		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
+			Address:       o.ReadyAddress,
+			PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: uint32(o.ReadyPort)},
+		}}},
+		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
+			Name:       "envoy.filters.network.http_connection_manager",
+			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(hcm)},
+		}}}},
 	}
 }
 

@@ -46,6 +46,7 @@ func TestEnvoyAcceptsBootstrap(t *testing.T) {
 		{NodeID: "prod/a-1"},
 		{NodeID: "prod/a-1", API: "sotw", Clusters: "all", ADSSocket: "/tmp/fp/ads.sock", AdminSocket: "/tmp/fp/admin.sock"},
 		{NodeID: "prod/100%-1"},
+		{NodeID: "prod/a-1", AdminSocket: "@fingerpost-bootstrap-test", ReadyAddress: "::1", ReadyPort: 15002},
 	} {
 		b, err := bootstrap.Envoy(o)
 		if err != nil {
