@@ -208,9 +208,26 @@ func (s *sidecarSite) through(ctx context.Context, file string, conf []byte, rou
 	return f.now, c, nil
 }
 
-// static calls through an Envoy that was told by hand what the agent knows: one
-// route and one cluster, with the same protocol and filters.
+// static calls through an Envoy that was told by hand what is called: a route and
+// a cluster for each service.
 func (s *sidecarSite) static(ctx context.Context, rounds int) ([]time.Duration, error) {
+	var routes, clusters strings.Builder
+	for _, name := range numberedServices(called) {
+		fmt.Fprintf(&routes, `
+              - match: {prefix: "/%s/"}
+                route: {cluster: %q, timeout: 0s}`, name, name)
+		fmt.Fprintf(&clusters, `
+  - name: %q
+    type: STATIC
+    connect_timeout: 1s
+    load_assignment:
+      cluster_name: %q
+      endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %s, port_value: %d}}}}]}]
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+        explicit_http_config: {http2_protocol_options: {}}`, name, name, s.server.IP(), s.server.Port())
+	}
 	conf := fmt.Sprintf(`
 static_resources:
   listeners:
@@ -230,25 +247,14 @@ static_resources:
               routes:
               - match: {prefix: "/a/b/c"}
                 direct_response: {status: 404}
-              - match: {prefix: "/"}
-                route: {cluster: called, timeout: 0s}
+%s
           http_filters:
           - name: envoy.filters.http.grpc_stats
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.grpc_stats.v3.FilterConfig, stats_for_all_methods: false}
           - name: envoy.filters.http.router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
-  clusters:
-  - name: called
-    type: STATIC
-    connect_timeout: 1s
-    load_assignment:
-      cluster_name: called
-      endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %s, port_value: %d}}}}]}]
-    typed_extension_protocol_options:
-      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
-        "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
-        explicit_http_config: {http2_protocol_options: {}}
-`, s.port, s.server.IP(), s.server.Port())
+  clusters:%s
+`, s.port, routes.String(), clusters.String())
 	_, c, err := s.through(ctx, "envoy-static.yaml", []byte(conf), rounds)
 	if err == nil && len(c.later) == 0 {
 		err = errors.New("no call was made")
