@@ -55,7 +55,7 @@ func (a *Agent) whyNotHere(o *nodecache.Owner, m nodecache.Member, service strin
 	case o.Knowledge == nodecache.None:
 		return o.Reason
 	case o.Info == nil:
-		return "it declares no such service, and " + m.WhyNotAsked(a.config.onlyNode())
+		return "it declares no such service, and " + m.WhyNotAsked(a.only)
 	}
 	if v := o.Info.Variant(m.Pod); v != nil && v.Pod != "" {
 		return "it was asked itself and " + without
@@ -114,7 +114,7 @@ func (a *Agent) unheard(namespace, service string) []reason {
 		case o == nil || len(o.Pods) == 0 && len(o.Services()) == 0:
 			absent[r.Owner] = append(absent[r.Owner], r)
 		case !seen[r.Owner] && len(o.Services()) == 0:
-			add(o.Workload.Name, strings.TrimSuffix(fmt.Sprintf("%s: %s", o.Name, viewOwner(o, a.config.onlyNode()).Reason), ": "), remedy(o))
+			add(o.Workload.Name, strings.TrimSuffix(fmt.Sprintf("%s: %s", o.Name, viewOwner(o, a.only).Reason), ": "), remedy(o))
 		}
 		seen[r.Owner] = true
 	}

@@ -55,13 +55,15 @@ func (a *Agent) admin() http.Handler {
 	get("/owners", func(*http.Request) (any, error) {
 		views := []OwnerView{}
 		for _, o := range a.dir.Owners() {
-			v := viewOwner(o, a.config.onlyNode())
+			v := viewOwner(o, a.only)
+			v.told(a, o)
 			v.differs(a.follower.Change(o.Key))
 			views = append(views, v)
 		}
 		return views, nil
 	})
 	get("/services", func(*http.Request) (any, error) { return a.services(), nil })
+	get("/peers", func(*http.Request) (any, error) { return a.viewPeers(), nil })
 	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
 	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
@@ -155,6 +157,10 @@ func (a *Agent) Status() Status {
 	}
 	s.Gate, s.Reason = a.gateState()
 	s.Parts[partSockets], s.Parts["routes"] = a.socketState(), src.Routes
+	s.Parts[partPeers] = a.peersState()
+	if src.Kind == "kube" {
+		s.Parts[partScale] = a.scale(src)
+	}
 	for k, n := range counts.Owners {
 		s.Owners[k.String()] = n
 	}

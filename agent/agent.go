@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
 
 	"github.com/fingerpost/fingerpost/agent/collect"
 	"github.com/fingerpost/fingerpost/agent/journal"
@@ -54,14 +55,18 @@ type Agent struct {
 	dir       *nodecache.Directory
 	scheduler *schedule.Scheduler
 	collector *collect.Collector
-	compiler  *resources.Compiler
-	feed      *feed
-	server    *ads.Server
-	follower  *report.Follower
-	writer    *report.Writer   // nil: there is no API server
-	statuses  *report.Statuses // nil with it
-	gate      gate
-	journal   *journal.Journal
+	peers     *peers // nil: nothing is shared; see peersOff
+	peersOff  error  // why
+	// only is the one node whose pods this agent can know of; empty: all.
+	only     string
+	compiler *resources.Compiler
+	feed     *feed
+	server   *ads.Server
+	follower *report.Follower
+	writer   *report.Writer   // nil: there is no API server
+	statuses *report.Statuses // nil with it
+	gate     gate
+	journal  *journal.Journal
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
 	// collectorSpared ends what spareCollector began.
@@ -104,7 +109,8 @@ func newAgent(c Config) (_ *Agent, err error) {
 	told := witness{a.journal}
 	a.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.store = kube.NewStore(a.dir, a.log)
-	if err := a.openSource(); err != nil {
+	config, err := a.openSource()
+	if err != nil {
 		return nil, err
 	}
 	f, err := a.openFront(false, nil)
@@ -124,7 +130,6 @@ func newAgent(c Config) (_ *Agent, err error) {
 		"identity":  "off: not built yet",
 		"kernel":    "off: not built yet",
 		"on-demand": "on",
-		"peers":     "off: not built yet",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
 		"tracing":   "off: no address",
@@ -150,13 +155,21 @@ func newAgent(c Config) (_ *Agent, err error) {
 	past := a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	asks := collect.Options{
-		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.Scope(c.CollectScope), Past: past,
+		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.ScopeCluster, Past: past,
 		Logger: a.log, Metrics: a.registry, Witness: told,
+	}
+	if err := a.share(config, &asks); err != nil {
+		a.close()
+		return nil, err
 	}
 	if c.tune != nil {
 		c.tune(&asks)
 	}
 	a.collector = collect.New(asks)
+	if a.peers != nil {
+		a.peers.collector = a.collector
+		a.peers.exchange.Attach(a.collector)
+	}
 	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
 		View:       a.view,
@@ -167,7 +180,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: c.onlyNode(), ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: a.only, ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
 	})
 	if err != nil {
 		a.close()
@@ -180,22 +193,22 @@ func newAgent(c Config) (_ *Agent, err error) {
 }
 
 // openSource makes the source, and what writes to it, and reads a file for the
-// first time.
-func (a *Agent) openSource() error {
+// first time. It returns the config of the API server, nil where there is none.
+func (a *Agent) openSource() (*rest.Config, error) {
 	if path, ok := a.config.filePath(); ok {
 		f := kube.NewFile(path, a.store, a.log)
 		a.source = f
-		return f.Load()
+		return nil, f.Load()
 	}
 	kube.BridgeKlog(a.log)
 	config, err := kube.Config(a.config.Kubeconfig)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if a.source, err = kube.NewCluster(config, a.config.Version, a.store, a.log); err != nil {
-		return err
+		return nil, err
 	}
-	return a.newWriter(config)
+	return config, a.newWriter(config)
 }
 
 func (a *Agent) close() {
@@ -236,6 +249,9 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })
 	g.Go(func() error { return serveHTTP(ctx, a.instance, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })
+	if a.peers != nil {
+		g.Go(func() error { return a.peers.run(ctx) })
+	}
 	g.Go(func() error { return a.keepCheckpoint(ctx) })
 	if a.config.HTTPAddress != "" {
 		g.Go(func() error { return a.serveHealth(ctx) })

@@ -34,10 +34,14 @@ type Config struct {
 	StateDir    string // empty: off
 	EgressPort  int
 
-	CollectScope string // node or cluster
+	// CollectScope is node or cluster; empty: node, with the last resort.
+	CollectScope string
 
 	// Limits are those of the command line, as written.
 	Limits schedule.Flags
+
+	// PodName is that of this agent's pod, in LeaseNamespace; empty: unknown.
+	PodName string
 
 	// The Lease by which the writer of Events is elected.
 	LeaseNamespace, LeaseName string
@@ -58,14 +62,13 @@ type Config struct {
 // Defaults returns the configuration of an agent that was told nothing.
 func Defaults() Config {
 	return Config{
-		Source:       "kube",
-		ADSSocket:    bootstrap.DefaultADSSocket,
-		AdminSocket:  "/run/fingerpost-admin/admin.sock",
-		HTTPAddress:  "127.0.0.1:9641",
-		PeerAddress:  ":9642",
-		StateDir:     "/var/lib/fingerpost",
-		EgressPort:   resources.DefaultEgressPort,
-		CollectScope: "cluster",
+		Source:      "kube",
+		ADSSocket:   bootstrap.DefaultADSSocket,
+		AdminSocket: "/run/fingerpost-admin/admin.sock",
+		HTTPAddress: "127.0.0.1:9641",
+		PeerAddress: ":9642",
+		StateDir:    "/var/lib/fingerpost",
+		EgressPort:  resources.DefaultEgressPort,
 
 		LeaseNamespace: "fingerpost-system",
 		LeaseName:      "fingerpost-reports",
@@ -136,7 +139,7 @@ func (c *Config) Check() error {
 		flag, value string
 		allowed     []string
 	}{
-		{"--collect-scope", c.CollectScope, []string{"node", "cluster"}},
+		{"--collect-scope", cmp.Or(c.CollectScope, "node"), []string{"node", "cluster"}},
 		{"--locality", c.Locality, []string{"even", "zone", "node"}},
 		{"--export-default", c.ExportDefault, []string{"none", "all"}},
 		{"--log-format", c.LogFormat, []string{"text", "json"}},
@@ -183,13 +186,9 @@ func (c *Config) nodeName() string {
 	return cmp.Or(c.NodeName, host)
 }
 
-// onlyNode is the one node whose pods may be asked; empty if all may.
-func (c *Config) onlyNode() string {
-	if c.CollectScope != "node" {
-		return ""
-	}
-	return c.nodeName()
-}
+// lastResort tells whether pods of other nodes may be asked where no agent stands
+// on their nodes. Who says node outright means it.
+func (c *Config) lastResort() bool { return c.CollectScope == "" }
 
 // UnknownSocket is the path of the socket at which calls to unknown names end,
 // beside the ADS socket.

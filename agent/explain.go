@@ -121,7 +121,7 @@ func (a *Agent) saysState(ep *resources.EndpointView, service string) string {
 
 // knowledge says what is known of an owner, and why not more.
 func (a *Agent) knowledge(o *nodecache.Owner) string {
-	return strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.config.onlyNode()).Reason, ": ")
+	return strings.TrimSuffix(o.Knowledge.String()+": "+viewOwner(o, a.only).Reason, ": ")
 }
 
 // ledTo says to which ports a Service leads.
@@ -152,10 +152,21 @@ func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.
 	if from != "" {
 		asked = ", from pod " + from
 	}
-	e.fact("learned", "by %s at %s%s", o.Info.Origin, at.UTC().Format("2006-01-02T15:04:05Z"), asked)
+	e.fact("learned", "by %s at %s%s", a.by(o), at.UTC().Format("2006-01-02T15:04:05Z"), asked)
 	for _, p := range o.Info.For(pod) {
 		e.fact(fmt.Sprintf("port %d", p.Port), "%s", saysPort(&p))
 	}
+}
+
+// by says who learned what is known of the owner, which has an Info: for a peer
+// with the node that it is the agent of.
+func (a *Agent) by(o *nodecache.Owner) string {
+	if o.Info.Origin == nodecache.OriginPeer && a.peers != nil {
+		if node := a.peers.exchange.Author(o.Key); node != "" {
+			return fmt.Sprintf("peer, the agent of node %s,", node)
+		}
+	}
+	return string(o.Info.Origin)
 }
 
 // saysPort says what a port turned out to be.

@@ -254,7 +254,7 @@ func (a *Agent) learned(o *nodecache.Owner) string {
 	case o.Origin == nodecache.OriginDeclared:
 		says += ", declared by its pods"
 	case o.Info != nil:
-		says += fmt.Sprintf(", learned by %s at %s", o.Info.Origin, ago(o.Info.Collected))
+		says += fmt.Sprintf(", learned by %s at %s", a.by(o), ago(o.Info.Collected))
 		if o.Info.Pod != "" {
 			says += " from pod " + o.Info.Pod
 		}

@@ -57,7 +57,7 @@ func (a *Agent) recollect(ctx context.Context, o *nodecache.Owner) Recollected {
 	case err != nil:
 		report = collect.Report{Result: "failed", Detail: err.Error()}
 	}
-	return Recollected{Owner: viewOwner(o, a.config.onlyNode()), Report: report}
+	return Recollected{Owner: viewOwner(o, a.only), Report: report}
 }
 
 // ownersNamed returns the owners with pods that a key names, uid/revision, or

@@ -68,15 +68,19 @@ type Readiness struct {
 
 // OwnerView is one row of the answer to /owners.
 type OwnerView struct {
-	Key       string   `json:"key"`
-	Namespace string   `json:"namespace"`
-	Name      string   `json:"name"`
-	Workload  string   `json:"workload"`
-	Knowledge string   `json:"knowledge"`
-	Origin    string   `json:"origin"`
-	Services  []string `json:"services"`
-	Pods      []string `json:"pods"`
-	Reason    string   `json:"reason"`
+	Key       string `json:"key"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Workload  string `json:"workload"`
+	Knowledge string `json:"knowledge"`
+	Origin    string `json:"origin"`
+	// Peer is the node whose agent told it, Collected when it was learned; absent
+	// where Origin is another one, or nothing is known.
+	Peer      string     `json:"peer,omitempty"`
+	Collected *time.Time `json:"collected,omitempty"`
+	Services  []string   `json:"services"`
+	Pods      []string   `json:"pods"`
+	Reason    string     `json:"reason"`
 	// Presumed is there only where pods are presumed to serve something: Services
 	// and Origin are of what is known.
 	Presumed []PresumedView `json:"presumed,omitempty"`

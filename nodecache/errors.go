@@ -15,6 +15,14 @@ var (
 	// known of the owner any more.
 	ErrChanged = errors.New("what is known of the owner has changed")
 
+	// ErrOlder indicates that what is known of an owner is as new as what
+	// another agent says of it, or newer.
+	ErrOlder = errors.New("what is known of the owner is not older")
+
+	// ErrNotHosted indicates that an agent speaks of an owner of which no pod
+	// that may be asked stands on its node.
+	ErrNotHosted = errors.New("no pod of the owner stands on the node")
+
 	// ErrOldRoute indicates that the directory holds a newer generation of the
 	// same route.
 	ErrOldRoute = errors.New("route is older than the one held")

@@ -47,10 +47,7 @@ func (d *Directory) Askable(key OwnerKey, node string) (there, may bool) {
 	if rec == nil {
 		return false, false
 	}
-	return true, slices.ContainsFunc(rec.pods, func(p *Pod) bool {
-		m := Member{Pod: p, Behind: d.fronts.behind[p.UID]} // mostly that is enough to know
-		return m.WhyNotAsked(node) == "" && !d.shadowed(p)
-	})
+	return true, slices.ContainsFunc(rec.pods, func(p *Pod) bool { return (node == "" || p.Node == node) && d.asked(p) })
 }
 
 // Retained returns the views of the owners of the namespace that have no pods

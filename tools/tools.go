@@ -34,6 +34,7 @@ const (
 	Test    Group = "test"    // run by tests
 	Lint    Group = "lint"    // reads the source
 	Cluster Group = "cluster" // run by cluster tests only
+	Node    Group = "node"    // what the node image of cluster tests is made of, beside etcd and kube-apiserver
 )
 
 // Tool is one pinned program. The zero value names none.
@@ -43,7 +44,8 @@ type Tool struct {
 	Group   Group
 	// Module is the directory below tools/ whose go.mod pins the program.
 	Module string
-	// Package is the Go main package; empty for what is no Go program.
+	// Package is the Go main package, "." if it is in the module itself; empty
+	// for what is no Go program.
 	Package string
 }
 
@@ -65,6 +67,13 @@ const (
 	jsVersion    = "1.14.7"
 	javaVersion  = "1.85.1"
 	tonicVersion = "0.14.9"
+
+	kindVersion       = "v0.33.0"
+	containerdVersion = "v2.3.7"
+	runcVersion       = "v1.4.3"
+	cniVersion        = "v1.9.1"
+	crictlVersion     = "v1.37.0"
+	corednsVersion    = "v1.14.6"
 	// As in the pinned kubectl, so that what tests read is what kubectl apply -k applies.
 	kustomizeVersion = "v5.8.1"
 )
@@ -88,9 +97,23 @@ var all = []Tool{
 	{GrpcJava, javaVersion, Test, "grpc-java", ""},
 	{Tonic, tonicVersion, Test, "tonic", ""},
 	{"golangci-lint", lintVersion, Lint, "lint", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"},
-	{"kube-controller-manager", kubeVersion, Cluster, "kube", "k8s.io/kubernetes/cmd/kube-controller-manager"},
-	{"kube-scheduler", kubeVersion, Cluster, "kube", "k8s.io/kubernetes/cmd/kube-scheduler"},
 	{"kubectl", kubeVersion, Cluster, "kube", "k8s.io/kubernetes/cmd/kubectl"},
+	{"kind", kindVersion, Cluster, "kind", "sigs.k8s.io/kind"},
+	{"kube-controller-manager", kubeVersion, Node, "kube", "k8s.io/kubernetes/cmd/kube-controller-manager"},
+	{"kube-scheduler", kubeVersion, Node, "kube", "k8s.io/kubernetes/cmd/kube-scheduler"},
+	{"kube-proxy", kubeVersion, Node, "kube", "k8s.io/kubernetes/cmd/kube-proxy"},
+	{"kubelet", kubeVersion, Node, "kube", "k8s.io/kubernetes/cmd/kubelet"},
+	{"kubeadm", kubeVersion, Node, "kube", "k8s.io/kubernetes/cmd/kubeadm"},
+	{"containerd", containerdVersion, Node, "containerd", "github.com/containerd/containerd/v2/cmd/containerd"},
+	{"ctr", containerdVersion, Node, "containerd", "github.com/containerd/containerd/v2/cmd/ctr"},
+	{"containerd-shim-runc-v2", containerdVersion, Node, "containerd", "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"},
+	{"runc", runcVersion, Node, "runc", "github.com/opencontainers/runc"},
+	{"host-local", cniVersion, Node, "cni", "github.com/containernetworking/plugins/plugins/ipam/host-local"},
+	{"loopback", cniVersion, Node, "cni", "github.com/containernetworking/plugins/plugins/main/loopback"},
+	{"ptp", cniVersion, Node, "cni", "github.com/containernetworking/plugins/plugins/main/ptp"},
+	{"portmap", cniVersion, Node, "cni", "github.com/containernetworking/plugins/plugins/meta/portmap"},
+	{"crictl", crictlVersion, Node, "crictl", "sigs.k8s.io/cri-tools/cmd/crictl"},
+	{"coredns", corednsVersion, Node, "coredns", "."},
 }
 
 // All returns every pinned tool, in the order in which they are brought.

@@ -29,11 +29,27 @@ type outcome struct {
 	unsure map[uint16]bool // ports whose answer needs another attempt
 }
 
-// eligible returns the pods that may be asked.
+// eligible returns the pods that this agent may ask, none of an owner that is
+// collected elsewhere. It must not be called under mu.
 func (c *Collector) eligible(o *nodecache.Owner) []nodecache.Member {
+	if c.place == nil {
+		return eligible(o, c.only)
+	}
+	switch c.place.Place(o) {
+	case OwnNode:
+		return eligible(o, c.node)
+	case AnyNode:
+		return eligible(o, c.only)
+	}
+	return nil
+}
+
+// eligible returns the pods that may be asked from the one node, or, where it is
+// empty, from any.
+func eligible(o *nodecache.Owner, only string) []nodecache.Member {
 	var ms []nodecache.Member
 	for _, m := range o.Pods {
-		if m.WhyNotAsked(c.only) == "" {
+		if m.WhyNotAsked(only) == "" {
 			ms = append(ms, m)
 		}
 	}

@@ -30,6 +30,9 @@ type Options struct {
 	// Node is the name of this node.
 	Node  string
 	Scope Scope
+	// Placement shares the owners out among the agents of the cluster; nil: this
+	// one collects all of which Scope lets it ask a pod.
+	Placement Placement
 	// Budget bounds the attempt on one port.
 	Budget Budget
 	// Past is what an earlier collector of this node left; see Collector.Past.
@@ -59,7 +62,8 @@ type Collector struct {
 	dir     *nodecache.Directory
 	sched   *schedule.Scheduler
 	node    string
-	only    string // the one node whose pods may be asked; empty: all
+	only    string    // the one node whose pods may be asked; empty: all
+	place   Placement // nil: everything is here
 	log     *slog.Logger
 	metrics *metrics
 	witness Witness // nil: nobody
@@ -89,6 +93,7 @@ func New(o Options) *Collector {
 		dir:     o.Directory,
 		sched:   o.Scheduler,
 		node:    o.Node,
+		place:   o.Placement,
 		log:     o.Logger,
 		metrics: newMetrics(o.Metrics),
 		witness: o.Witness,
@@ -206,8 +211,21 @@ func (c *Collector) land() {
 
 // Want says that a caller needs to know what the owner serves: its collect
 // goes before those that nobody waits for. It does not block, and does not
-// hurry an owner whose last attempt failed.
-func (c *Collector) Want(key nodecache.OwnerKey) { c.consider(key, schedule.Wanted) }
+// hurry an owner whose last attempt failed. Of an owner that is collected
+// elsewhere the wish is passed on.
+func (c *Collector) Want(key nodecache.OwnerKey) {
+	if c.place != nil {
+		c.place.Want(key)
+	}
+	c.consider(key, schedule.Wanted)
+}
+
+// Consider looks at owners again: they may have been placed anew.
+func (c *Collector) Consider(keys ...nodecache.OwnerKey) {
+	for _, key := range keys {
+		c.consider(key, schedule.Normal)
+	}
+}
 
 // Wait returns when the collect of the owner that is under way, or waits for
 // its turn, has ended, and at once if there is none. It returns the error of
@@ -252,32 +270,39 @@ func (c *Collector) over() bool {
 
 // FirstAttempts returns when every owner that the directory holds at the
 // moment of the call is known, has failed once, or has no pod that may be
-// asked. Its errors are those of Wait.
+// asked. Of an owner that is collected elsewhere it is the attempt to learn it
+// that may fail. Its errors are those of Wait.
 func (c *Collector) FirstAttempts(ctx context.Context) error {
 	sub := c.dir.Subscribe()
 	keys := sub.Poll()
 	sub.Close()
+	only := c.only
+	if c.place != nil {
+		only = ""
+	}
 	for _, key := range keys {
-		if _, may := c.dir.Askable(key, c.only); !may {
+		if _, may := c.dir.Askable(key, only); !may {
 			continue
 		}
-		o := c.dir.Owner(key)
 		// An attempt that ends without a word, as when the owner was created
 		// again meanwhile, is followed by another; not without end.
 		for range 3 {
-			if o == nil || !c.pending(o) {
+			o := c.dir.Owner(key)
+			if o == nil || o.Knowledge != nodecache.Unknown && o.Knowledge != nodecache.Collecting {
 				break
 			}
-			if err := c.Wait(ctx, key); err != nil {
+			var err error
+			if len(c.eligible(o)) > 0 {
+				err = c.Wait(ctx, key)
+			} else if c.place != nil {
+				err = c.place.Wait(ctx, key)
+			} else {
+				break
+			}
+			if err != nil {
 				return err
 			}
-			o = c.dir.Owner(key)
 		}
 	}
 	return ctx.Err()
-}
-
-// pending tells whether the first answer is still to come.
-func (c *Collector) pending(o *nodecache.Owner) bool {
-	return (o.Knowledge == nodecache.Unknown || o.Knowledge == nodecache.Collecting) && len(c.eligible(o)) > 0
 }

@@ -58,7 +58,7 @@ func parseDescriptor(raw []byte, b Budget) (descriptor, error) {
 				return err
 			}
 			methods += len(s.methods)
-			if validName(s.name) {
+			if ValidName(s.name) {
 				d.services = append(d.services, s)
 			}
 		}
@@ -75,7 +75,7 @@ func parseDescriptor(raw []byte, b Budget) (descriptor, error) {
 			d.services[i].name = pkg + "." + d.services[i].name
 		}
 	}
-	d.services = slices.DeleteFunc(d.services, func(s described) bool { return !validName(s.name) })
+	d.services = slices.DeleteFunc(d.services, func(s described) bool { return !ValidName(s.name) })
 	return d, nil
 }
 
@@ -96,7 +96,7 @@ func parseService(raw []byte, b Budget) (described, error) {
 			if err != nil {
 				return err
 			}
-			if validName(name) && !strings.Contains(name, ".") {
+			if ValidName(name) && !strings.Contains(name, ".") {
 				s.methods = append(s.methods, name)
 			}
 			if len(s.methods) > b.Methods {
@@ -142,8 +142,8 @@ const maxName = 512
 // maxFileName bounds the name of an import that is asked for.
 const maxFileName = 4096
 
-// validName tells whether s is a full name: identifiers joined by dots.
-func validName(s string) bool {
+// ValidName tells whether s is a full name: identifiers joined by dots.
+func ValidName(s string) bool {
 	if s == "" || len(s) > maxName {
 		return false
 	}

@@ -16,9 +16,12 @@ import (
 func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
 	// Most owners have no pod to ask, and change all the same.
 	var o *nodecache.Owner
+	var pods []nodecache.Member
 	there, may := c.dir.Askable(key, c.only)
 	if may {
-		o = c.dir.Owner(key)
+		if o = c.dir.Owner(key); o != nil {
+			pods = c.eligible(o)
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -39,14 +42,17 @@ func (c *Collector) consider(key nodecache.OwnerKey, p schedule.Priority) {
 		delete(c.plans, key)
 		return
 	}
-	pods := c.eligible(o)
+	forced := c.forced(key)
+	if len(pods) == 0 && forced {
+		pods = eligible(o, c.only)
+	}
 	if len(pods) == 0 {
 		return
 	}
 	now := time.Now()
 	var at time.Time // when it is to be asked
 	switch {
-	case o.Knowledge == nodecache.Unknown, c.forced(key):
+	case o.Knowledge == nodecache.Unknown, forced:
 	case o.Knowledge == nodecache.Failed:
 		if !c.failed[key].newPod(pods) {
 			at = o.NextTry
@@ -148,11 +154,15 @@ func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) st
 	if ctx.Err() != nil {
 		return resultAbandoned
 	}
-	if len(c.eligible(o)) == 0 {
+	pods := c.eligible(o)
+	if len(pods) == 0 && forced {
+		pods = eligible(o, c.only)
+	}
+	if len(pods) == 0 {
 		return ""
 	}
 	if o.Knowledge.Settled() && o.Info != nil {
-		return c.verify(ctx, o, forced)
+		return c.verify(ctx, o, pods, forced)
 	}
 	if o.Knowledge != nodecache.Unknown && o.Knowledge != nodecache.Failed {
 		return ""
@@ -163,6 +173,11 @@ func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) st
 	} else if err != nil {
 		return c.stale(key)
 	}
+	if c.dir.Learned(key).Info != o.Info {
+		// Another agent's word came before Begin: a failure must not take it away.
+		_ = c.dir.Abandon(r) // stale or not, nothing is left to do
+		return ""
+	}
 	if f, ok := c.held(key); ok && !forced {
 		// A new generation of an owner whose server must be left alone.
 		if c.fail(r, &f) != nil {
@@ -172,7 +187,7 @@ func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) st
 	}
 
 	c.begun(o)
-	out := c.attempt(ctx, key, c.order(key, c.eligible(o)))
+	out := c.attempt(ctx, key, c.order(key, pods))
 	c.asked(key, out)
 	switch {
 	case out.info != nil:
@@ -189,7 +204,7 @@ func (c *Collector) try(ctx context.Context, o *nodecache.Owner, forced bool) st
 		}
 		return resultStaleTarget
 	}
-	f := c.noteFailure(key, o, out)
+	f := c.noteFailure(key, o, pods, out)
 	if c.fail(r, &f) != nil {
 		return c.stale(key)
 	}
@@ -246,7 +261,7 @@ func (c *Collector) succeeded(key nodecache.OwnerKey, o *nodecache.Owner, out ou
 
 // noteFailure counts a failure, decides when the next attempt is, and returns
 // a copy.
-func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out outcome) failures {
+func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, pods []nodecache.Member, out outcome) failures {
 	now := time.Now()
 	reason := out.err.Error()
 	c.mu.Lock()
@@ -271,7 +286,7 @@ func (c *Collector) noteFailure(key nodecache.OwnerKey, o *nodecache.Owner, out 
 	c.pastChanges++
 	c.planOf(key).out = Report{Result: resultFailed, Detail: reason}
 	f.seen = map[string]bool{}
-	for _, m := range c.eligible(o) {
+	for _, m := range pods {
 		f.seen[m.UID] = true
 	}
 	noted := *f

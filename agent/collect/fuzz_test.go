@@ -40,7 +40,7 @@ func FuzzDescriptor(f *testing.F) {
 			t.Errorf("%d imports and %d services cross the budget", len(d.imports), len(d.services))
 		}
 		for _, s := range d.services {
-			if !validName(s.name) || len(s.methods) > b.Methods {
+			if !ValidName(s.name) || len(s.methods) > b.Methods {
 				t.Errorf("service %q with %d methods", s.name, len(s.methods))
 			}
 		}

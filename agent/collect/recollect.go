@@ -42,8 +42,8 @@ func (c *Collector) unforce(key nodecache.OwnerKey) bool {
 	return true
 }
 
-// Recollect asks the owner at once, whatever is known of it and whatever waits
-// the last failure imposed, before what nobody waits for. Only the limit of
+// Recollect asks the owner at once, whatever is known of it, whoever is in charge
+// of it, and whatever waits the last failure imposed, before what nobody waits for. Only the limit of
 // connections holds. It waits for what comes out, which is in the directory
 // then, and which is no error if it is a failure of the pods. The errors are
 // [ErrNotAsked], [ErrStopped] and that of ctx, whose end does no harm to the
@@ -55,7 +55,7 @@ func (c *Collector) Recollect(ctx context.Context, key nodecache.OwnerKey) (Repo
 		return Report{}, ctx.Err()
 	}
 	o := c.dir.Owner(key)
-	if o == nil || len(c.eligible(o)) == 0 {
+	if o == nil || len(eligible(o, c.only)) == 0 {
 		return Report{}, ErrNotAsked
 	}
 	c.mu.Lock()

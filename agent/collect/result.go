@@ -17,7 +17,7 @@ import (
 func serviceNames(listed []string) (names []string, junk int) {
 	for _, name := range listed {
 		switch {
-		case !validName(name):
+		case !ValidName(name):
 			junk++
 		case !nodecache.Infrastructure(name):
 			names = append(names, name)

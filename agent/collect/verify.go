@@ -57,7 +57,7 @@ func (c *Collector) again(o *nodecache.Owner, pods []nodecache.Member, now time.
 			p.at = now.Add(rand.N(verifyEvery))
 		}
 	}
-	if len(strangers(o.Info, pods)) == 0 {
+	if len(Strangers(o.Info, pods)) == 0 {
 		return p.at
 	}
 	if f := c.failed[o.Key]; f != nil && f.next.Before(p.at) {
@@ -68,8 +68,8 @@ func (c *Collector) again(o *nodecache.Owner, pods []nodecache.Member, now time.
 	return now
 }
 
-// strangers returns the pods whose images nobody has asked.
-func strangers(info *nodecache.Info, pods []nodecache.Member) []nodecache.Member {
+// Strangers returns the pods whose images nobody has asked.
+func Strangers(info *nodecache.Info, pods []nodecache.Member) []nodecache.Member {
 	if len(info.Images) == 0 {
 		return nil // what is known was not learned from images that could be told apart
 	}
@@ -137,8 +137,8 @@ func (c *Collector) postpone(key nodecache.OwnerKey, at time.Time) {
 // verify asks a pod of an owner of which something is known, and a second one
 // where the first lacks something. What is known stands meanwhile, and whatever
 // the attempt meets.
-func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, forced bool) string {
-	key, pods, now := o.Key, c.eligible(o), time.Now()
+func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, pods []nodecache.Member, forced bool) string {
+	key, now := o.Key, time.Now()
 	c.mu.Lock()
 	due := c.again(o, pods, now)
 	c.mu.Unlock()
@@ -146,7 +146,7 @@ func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, forced bool)
 		return ""
 	}
 	c.begun(o)
-	ask := strangers(o.Info, pods)
+	ask := Strangers(o.Info, pods)
 	if len(ask) == 0 {
 		ask = pods
 	}
@@ -160,7 +160,7 @@ func (c *Collector) verify(ctx context.Context, o *nodecache.Owner, forced bool)
 		c.postpone(key, now.Add(waits[0]))
 		return resultStaleTarget
 	default:
-		f := c.noteFailure(key, o, out)
+		f := c.noteFailure(key, o, pods, out)
 		at := now.Add(jitter(verifyRetry))
 		if f.next.After(at) {
 			at = f.next

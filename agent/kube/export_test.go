@@ -1,6 +1,9 @@
 package kube
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // DiscoverEvery has it asked more often which kinds of the Gateway API the
 // cluster has. Call it before Run.
@@ -23,4 +26,17 @@ func DecodeGateway(data []byte) (objects, unreadable int, err error) {
 		}
 	}
 	return len(all), unreadable, err
+}
+
+// ErrNotOwnPod is errNotOwnPod.
+var ErrNotOwnPod = errNotOwnPod
+
+// Announce makes the pod have the annotation, once.
+func (a *Announcer) Announce(ctx context.Context) error { return a.announce(ctx) }
+
+// SeenRight tells whether the watch has shown the annotation as it should be.
+func (a *Announcer) SeenRight() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.seen
 }

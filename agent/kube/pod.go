@@ -25,6 +25,9 @@ const (
 	// ExportAnnotation lists the namespaces, separated by commas, whose callers
 	// may reach the services by name alone; "*" is all of them.
 	ExportAnnotation = "fingerpost.dev/export-to"
+	// PeerAnnotation is on the pods of agents alone: where this one answers the
+	// others, and with which key; see [ParsePeer].
+	PeerAnnotation = "fingerpost.dev/peer"
 )
 
 // Why a pod is absent: the values of nodecache.Pod.Reason.
@@ -54,8 +57,9 @@ type Record struct {
 	at unique.Handle[place]
 }
 
-// place is what the pods of one node have in common.
-type place struct{ node, zone string }
+// place is what the pods of one node have in common. The pod of an agent has one
+// for itself, in which its PeerAnnotation stands: other pods have no room for it.
+type place struct{ node, zone, peer string }
 
 // Notes says, one line each, what of the pod's annotations was ignored and
 // why.
@@ -69,7 +73,7 @@ func Convert(pod *corev1.Pod) *Record { return seePod(pod).record() }
 // record copies what it keeps.
 func (s *seen) record() *Record {
 	var room [1024]byte
-	r := newRecord(templates.get(s.templateKey(room[:0])), unique.Make(place{s.node, s.zone}), s.uid, s.name)
+	r := newRecord(templates.get(s.templateKey(room[:0])), unique.Make(place{s.node, s.zone, s.peer}), s.uid, s.name)
 	r.Created = s.created
 	r.HostNetwork = s.hostNetwork
 	r.Addr, r.More = s.addresses()
@@ -109,7 +113,7 @@ func (r *Record) inNamespace(off bool) *Record {
 }
 
 func (r *Record) equal(o *Record) bool {
-	return r.Equal(&o.Pod) && (r.of == o.of || slices.Equal(r.of.notes, o.of.notes))
+	return r.Equal(&o.Pod) && r.at == o.at && (r.of == o.of || slices.Equal(r.of.notes, o.of.notes))
 }
 
 // imageIDs returns what the node reports for each container.

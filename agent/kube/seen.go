@@ -21,6 +21,7 @@ type seen struct {
 	controller                                     struct{ kind, name, uid string }
 
 	node        string
+	peer        string // the annotation of an agent's pod
 	hostNetwork bool
 	phase, ip   string
 	ips         []string
@@ -60,6 +61,8 @@ func (s *seen) annotation(key, value string) {
 		s.collect = annotation{value, true}
 	case ExportAnnotation:
 		s.export = annotation{value, true}
+	case PeerAnnotation:
+		s.peer = value[:min(len(value), maxPeer)]
 	}
 }
 

@@ -28,6 +28,9 @@ type Store struct {
 	// Guarded by writing.
 	unready map[string]name
 
+	// agents hears of the agents' pods; nil: nobody does. Guarded by writing.
+	agents *Agents
+
 	// mu guards what follows.
 	mu       sync.RWMutex
 	pods     map[name]*Record
@@ -98,7 +101,8 @@ func (s *Store) UpsertAll(records []*Record) {
 func (s *Store) upsertSome(records []*Record) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	fresh, rest := make([]*nodecache.Pod, 0, len(records)), []*Record(nil)
+	fresh := make([]*nodecache.Pod, 0, len(records))
+	var rest, agents []*Record
 	for i, r := range records {
 		s.report(r)
 		records[i] = s.published(r)
@@ -113,9 +117,15 @@ func (s *Store) upsertSome(records []*Record) {
 		_, off := s.optedOut[r.Namespace]
 		r = r.inNamespace(off)
 		s.pods[key] = r
+		if s.agents.has(r) {
+			agents = append(agents, r)
+		}
 		fresh = append(fresh, &r.Pod)
 	}
 	s.mu.Unlock()
+	for _, r := range agents {
+		s.agents.moved(nil, r)
+	}
 	s.dir.UpsertPods(fresh)
 	for _, r := range rest {
 		s.upsert(r)
@@ -138,6 +148,7 @@ func (s *Store) upsert(r *Record) {
 	}
 	s.pods[r.key()] = r
 	s.mu.Unlock()
+	s.agents.moved(old, r)
 	if old != nil && old.UID != r.UID && s.gone(old) {
 		s.dir.UpsertPod(&r.Pod, old.UID)
 	} else {
@@ -164,6 +175,7 @@ func (s *Store) remove(key name, uids []string) {
 	delete(s.pods, key)
 	delete(s.unready, old.UID)
 	s.mu.Unlock()
+	s.agents.moved(old, nil)
 	if s.gone(old) {
 		s.dir.RemovePod(old.UID)
 	}
@@ -208,6 +220,9 @@ func (s *Store) InNamespace(namespace string) []*Record {
 // report needs writing.
 func (s *Store) report(r *Record) {
 	for _, text := range r.Notes() {
+		s.reportOnce(text, "pod", r.String())
+	}
+	if text := s.agents.note(r); text != "" {
 		s.reportOnce(text, "pod", r.String())
 	}
 }

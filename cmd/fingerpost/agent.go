@@ -46,6 +46,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 				debug.SetGCPercent(gcPercent)
 			}
 			c.NodeName = cmp.Or(c.NodeName, os.Getenv("NODE_NAME"))
+			c.PodName = os.Getenv("POD_NAME")
 			c.LeaseNamespace = cmp.Or(os.Getenv("POD_NAMESPACE"), c.LeaseNamespace)
 			c.Version = buildVersion()
 			if strings.HasPrefix(c.Source, "file:") && !cmd.Flags().Changed("state-dir") {
@@ -65,11 +66,11 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.BoolVar(&c.Takeover, "takeover", c.Takeover, "take the sockets over from a running agent, once this one knows as much")
 	f.BoolVar(&c.LiftTaint, "lift-taint", c.LiftTaint, "take the taint "+kube.StartupTaint+" off this node once this agent is ready; needs a right on nodes")
 	f.StringVar(&c.HTTPAddress, "http-address", c.HTTPAddress, "`address` of /live, /ready and /metrics; empty: off")
-	f.StringVar(&c.PeerAddress, "peer-address", c.PeerAddress, "`address` at which agents of other nodes ask; empty: off")
-	f.StringVar(&c.PeerCertDir, "peer-cert-dir", c.PeerCertDir, "`directory` of certificates for the peers")
+	f.StringVar(&c.PeerAddress, "peer-address", c.PeerAddress, "`address` at which this agent answers those of other nodes; empty: off, and it asks all pods itself")
+	f.StringVar(&c.PeerCertDir, "peer-cert-dir", c.PeerCertDir, "`directory` of tls.crt, tls.key and ca.crt, which say whom other agents are believed; without it their keys are read off their pods")
 	f.StringVar(&c.StateDir, "state-dir", c.StateDir, "`directory` of the checkpoint; empty: off; with a file source off unless it is given")
 	f.IntVar(&c.EgressPort, "egress-port", c.EgressPort, "port on 127.0.0.1 at which a sidecar takes calls")
-	f.StringVar(&c.CollectScope, "collect-scope", c.CollectScope, "which pods to ask what they serve: node or cluster")
+	f.StringVar(&c.CollectScope, "collect-scope", c.CollectScope, "whose pods to ask what they serve: node or cluster (default: node, and as a last resort any whose node has no agent)")
 	f.StringVar(&c.Limits.Collect, "collect-limit", "", "most collects at a time: `N` (default 16, at most 64)")
 	f.StringVar(&c.Limits.PeerFetch, "peer-fetch-limit", "", "most questions to peers at a time: `N` (default 16, at most 64)")
 	f.StringVar(&c.Limits.Transcode, "transcode-limit", "", "most descriptor sets linked at a time: `N` (default 2, at most 64)")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/fingerpost/fingerpost/agent"
+	"github.com/fingerpost/fingerpost/agent/peer"
 	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/resources"
 )
@@ -145,7 +146,11 @@ func ownersTable(w *table, owners []agent.OwnerView) {
 		for _, name := range o.Dropped {
 			change = append(change, "-"+name)
 		}
-		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, o.Origin, some(services), some(change), o.Reason)
+		origin := o.Origin
+		if o.Peer != "" && o.Collected != nil {
+			origin = fmt.Sprintf("peer %s, %s ago", o.Peer, time.Since(*o.Collected).Round(time.Second))
+		}
+		w.row(o.Namespace, o.Name, len(o.Pods), o.Knowledge, origin, some(services), some(change), o.Reason)
 	}
 }
 
@@ -181,5 +186,30 @@ func proxiesTable(w *table, proxies []ads.Client) {
 			}
 		}
 		w.row(append(row, last)...)
+	}
+}
+
+func newPeers() *cobra.Command {
+	cmd := newListing("peers", "List the agents of other nodes, and how it stands with them", peersTable)
+	cmd.Long = `List the agents of the cluster that this one knows, and how it stands with them.
+
+An agent talks to few of the others: idle is one that it has no reason to talk
+to. RECORDS counts the owners of which what is known is the word of that agent,
+by whichever way it came. Part peers of fingerpost status says whether this agent
+shares at all.`
+	return cmd
+}
+
+func peersTable(w *table, peers []agent.PeerView) {
+	w.row("NODE", "ZONE", "ADDRESS", "STATE", "RECORDS", "LAST CONTACT", "LAST ERROR")
+	for _, p := range peers {
+		last := "never"
+		switch {
+		case p.State == string(peer.StateSelf):
+			last = ""
+		case p.LastContact != nil:
+			last = time.Since(*p.LastContact).Round(time.Second).String() + " ago"
+		}
+		w.row(p.Node, p.Zone, p.Address, p.State, p.Records, last, p.LastError)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,9 +20,16 @@ func build(ctx context.Context, t tools.Tool, dst string) error {
 	}
 	tmp := dst + ".tmp"
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false",
-		"-ldflags", ldflags(t), "-o", tmp, t.Package)
+		"-tags", tags[t.Name], "-ldflags", ldflags(t), "-o", tmp, t.Package)
 	cmd.Dir = filepath.Join("tools", t.Module)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
+	cgo := "0"
+	if t.Name == "runc" {
+		cgo = "1" // for libseccomp, and to enter namespaces before Go's threads start
+		if err := exec.CommandContext(ctx, "pkg-config", "--exists", "libseccomp").Run(); err != nil {
+			return errors.New("install Debian's packages libseccomp-dev, pkg-config and gcc")
+		}
+	}
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOWORK=off")
 	var log strings.Builder
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Run(); err != nil {
@@ -31,12 +39,28 @@ func build(ctx context.Context, t tools.Tool, dst string) error {
 	return os.Rename(tmp, dst)
 }
 
-// ldflags are the linker's flags: no symbols and, for Kubernetes programs,
-// the version, without which kube-apiserver reports v0.0.0 and switches
-// features off.
+// tags are the build tags by tool: containerd without the storage and the shim
+// without the protocol that a node of kind has no use for, runc with what its
+// own release is built with.
+var tags = map[string]string{
+	"containerd":              "no_aufs no_zfs no_btrfs no_devmapper",
+	"ctr":                     "no_aufs no_zfs no_btrfs no_devmapper",
+	"containerd-shim-runc-v2": "no_grpc",
+	"runc":                    "seccomp urfave_cli_no_docs",
+}
+
+// ldflags are the linker's flags: no symbols and the version where a program
+// has none of its own: without it kube-apiserver reports v0.0.0 and switches
+// features off, and kind asks containerd for it.
 func ldflags(t tools.Tool) string {
 	flags := "-s -w"
-	if t.Module != "kube" {
+	switch t.Module {
+	case "containerd":
+		return flags + " -X github.com/containerd/containerd/v2/version.Version=" + t.Version
+	case "crictl":
+		return flags + " -X sigs.k8s.io/cri-tools/pkg/version.Version=" + t.Version
+	case "kube":
+	default:
 		return flags
 	}
 	const at = "k8s.io/component-base/version."
