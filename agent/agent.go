@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,7 +132,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.callers = newCallers(a.store)
 	a.parts = map[string]string{
 		"kernel":    "off: not built yet",
-		"on-demand": "off: not built yet",
+		"on-demand": "on",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
 		"tracing":   "off: no address",
@@ -171,7 +173,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	rejected := a.newRejected()
 	a.server = ads.New(ads.Options{
-		Scopes: a.scopes,
+		View: a.view,
 
 		RequireIdentity: c.RequireIdentity,
 
@@ -276,21 +278,6 @@ func (a *Agent) expire(ctx context.Context) error {
 	}
 }
 
-// scopes says what a client may see, and makes sure that it is there.
-func (a *Agent) scopes(node *corev3.Node) ([]xds.Scope, error) {
-	client, err := resources.ParseClient(node)
-	if err != nil {
-		return nil, err
-	}
-	for _, w := range client.Warnings {
-		a.log.Warn("client asks for what it cannot have", "client", node.GetId(), "warning", w)
-	}
-	if err := a.feed.namespace(client.Namespace); err != nil {
-		return nil, err
-	}
-	return client.Scopes(), nil
-}
-
 // podOf is the pod that a client claims to be, if there is one.
 func (a *Agent) podOf(node *corev3.Node) string {
 	client, err := resources.ParseClient(node)
@@ -299,6 +286,28 @@ func (a *Agent) podOf(node *corev3.Node) string {
 	}
 	return client.Namespace + "/" + client.Pod
 }
+
+// formOf is that of the route table by which a call came to unknown.sock, by the
+// node id that the sidecar says and the pod that is proved: one with clusters on
+// demand says its id itself only where it does not ask for the cluster.
+func (a *Agent) formOf(says, pod string) resources.Form {
+	if strings.HasSuffix(says, "/"+resources.Anybody) {
+		return resources.OnDemand
+	}
+	client, err := resources.ParseClient(a.server.Node(cmp.Or(pod, says)))
+	if err != nil {
+		return resources.AllClusters // it is not connected
+	}
+	if form := client.Form(); form != resources.OnDemand {
+		return form
+	}
+	return resources.Asking
+}
+
+// deliver lets a sidecar have a cluster that a call of it needed.
+func (a *Agent) deliver(node, cluster string) { a.server.Want(node, cluster) }
+
+func (a *Agent) know() knowledge { return knowledge{a.compiler, a.dir} }
 
 // hurry lets owners be collected before others: a call waits for them.
 func (a *Agent) hurry(keys []nodecache.OwnerKey) {

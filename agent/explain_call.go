@@ -64,6 +64,7 @@ type call struct {
 	*CallExplanation
 	a         *Agent
 	namespace string
+	form      resources.Form // of the client's route table
 	rule      resources.Rule
 	caller    *kube.Record // nil if there is no such pod
 	clients   []ads.Client // of the caller
@@ -98,7 +99,16 @@ func (a *Agent) explainCall(from, authority, path, verb string, headers map[stri
 	if isProved := func(c ads.Client) bool { return c.Identity.Pod != "" }; slices.ContainsFunc(c.clients, isProved) {
 		c.clients = slices.DeleteFunc(c.clients, func(c ads.Client) bool { return !isProved(c) })
 	}
-	c.rule = resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: path})
+	if n := len(c.clients); n > 0 {
+		if client, err := resources.ParseClient(c.clients[n-1].Node); err == nil {
+			client.OnDemand = client.OnDemand && c.clients[n-1].Delta
+			c.form = client.Form()
+			if c.form == resources.OnDemand && a.server.Sees(from, xds.TableScope(namespace, resources.Asking.String())) {
+				c.form = resources.Asking
+			}
+		}
+	}
+	c.rule = resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: path, Form: c.form})
 	c.identity()
 	grpc := !c.plain && c.rule.Service != ""
 	choice, routed := a.compiler.Choose(namespace, c.Authority, routeCall(path, verb, headers, grpc), grpc)
@@ -128,7 +138,7 @@ func codeName(c codes.Code) string { return code.Code(c).String() }
 // way says what becomes of the call at a sidecar that is connected.
 func (c *call) way() {
 	a := c.a
-	d := unknown.Decide(a.compiler, a.complete(), unknown.Call{Node: c.From, Authority: c.Authority, Path: c.Path})
+	d := unknown.Decide(a.know(), a.complete(), unknown.Call{Node: c.From, Authority: c.Authority, Path: c.Path, Form: c.form})
 	service := c.rule.Service
 	switch {
 	case service == "":
@@ -136,9 +146,7 @@ func (c *call) way() {
 		c.gets(d.Status.Code(), d.Status.Message(), d.Status.Message(), "call /package.Service/Method")
 		return
 	case !c.rule.ByPath:
-		c.fact("cluster", "%s, which the agent does not make: the call ends at unknown.sock", c.Cluster)
-		c.gets(d.Status.Code(), d.Status.Message(), d.Status.Message(),
-			fmt.Sprintf("call 127.0.0.1:%d, and name the gRPC service alone", a.config.EgressPort))
+		c.named(d)
 		return
 	case d.Reflection:
 		c.fact("cluster", "none: the agent itself answers, from the descriptors of what %s can call", c.namespace)

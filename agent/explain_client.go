@@ -8,6 +8,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
+	"github.com/fingerpost/fingerpost/xds/resources"
 )
 
 // identity says who calls, and how that is known.
@@ -81,6 +82,12 @@ func (c *call) held(then func(cause, do string), needs ...xds.ID) bool {
 		c.fact(need.Type.String(), "%s: %s", what, says(&h))
 		switch {
 		case h.State == ads.Acked:
+		case c.form.OnDemand() && need.Type != xds.Route && (h.State == ads.Missing || h.State == ads.Unasked):
+			if need.Type == xds.Cluster && c.form == resources.OnDemand {
+				c.fact("on-demand", "the first call asks for %s", what)
+			} else if need.Type == xds.Cluster {
+				lacks(fmt.Sprintf("the sidecar has called so many names that nobody has that it asks for no further one; it is given the %s by the first call, which fails", what), "call again")
+			}
 		case h.Earlier:
 			c.late = fmt.Sprintf("; by earlier content (%s: %s)", what, says(&h))
 		case h.State == ads.Unasked && c.bare: // it asks when it dials

@@ -190,28 +190,7 @@ func (c *call) share(ch *resources.Choice, s *resources.Share) outcome {
 	}
 	c.fact("backend", "weight %d, %s: cluster %s", s.Weight, behind, s.Cluster)
 	members := s.Members(c.a.dir)
-	var absent []string
-	n, lacking := 0, 0
-	for _, m := range members {
-		if m.Absent != "" {
-			pod, why := c.whyBehind(&m, s.Called())
-			c.Absent = append(c.Absent, AbsentPod{Pod: pod, Node: m.Node, Why: why})
-			c.fact("absent", "%s of %s: %s", pod, b.Service, why)
-			absent = append(absent, fmt.Sprintf("%s (%s)", pod, why))
-			continue
-		}
-		n++
-		state := m.State
-		if c.lacks(&m) {
-			lacking++
-			state += ", known not to implement " + c.rule.Service
-		}
-		c.Endpoints = append(c.Endpoints, m.EndpointView)
-		c.fact("endpoint", "%s %s on node %q, %s", m.Address, named(&m), m.Node, state)
-		if o := c.a.dir.Owner(m.Owner); o != nil && !slices.Contains(c.workloads, o.Workload) {
-			c.workloads = append(c.workloads, o.Workload)
-		}
-	}
+	absent, n, lacking := c.standing(b.Service.String(), s.Called(), members)
 	out.goes = count(n, "endpoint") + " behind " + behind
 	const shown = 2
 	missing := false
@@ -234,6 +213,32 @@ func (c *call) share(ch *resources.Choice, s *resources.Share) outcome {
 		out.Code = codeName(codes.OK)
 	}
 	return out
+}
+
+// standing says who stands behind something that is called and gets the call, or
+// does not and why.
+func (c *call) standing(of, called string, members []resources.MemberView) (absent []string, n, lacking int) {
+	for _, m := range members {
+		if m.Absent != "" {
+			pod, why := c.whyBehind(&m, called)
+			c.Absent = append(c.Absent, AbsentPod{Pod: pod, Node: m.Node, Why: why})
+			c.fact("absent", "%s of %s: %s", pod, of, why)
+			absent = append(absent, fmt.Sprintf("%s (%s)", pod, why))
+			continue
+		}
+		n++
+		state := m.State
+		if c.lacks(&m) {
+			lacking++
+			state += ", known not to implement " + c.rule.Service
+		}
+		c.Endpoints = append(c.Endpoints, m.EndpointView)
+		c.fact("endpoint", "%s %s on node %q, %s", m.Address, named(&m), m.Node, state)
+		if o := c.a.dir.Owner(m.Owner); o != nil && !slices.Contains(c.workloads, o.Workload) {
+			c.workloads = append(c.workloads, o.Workload)
+		}
+	}
+	return absent, n, lacking
 }
 
 // lacks tells whether it is known of an endpoint that it does not implement
@@ -356,7 +361,6 @@ func (c *call) codeOf(status int) string {
 // overHTTP corrects what comes of a call that is not of gRPC where no route
 // takes it.
 func (c *call) overHTTP() {
-	const noUpstream = "no healthy upstream"
 	switch {
 	case c.Code == codeName(codes.OK):
 	case len(c.Endpoints) > 0 && c.Code == codeName(codes.Unimplemented):

@@ -33,6 +33,9 @@ type feed struct {
 	// server and the scheduler are taken under it, one after the other.
 	mu    sync.Mutex
 	links []*schedule.Job
+	// sockets are the paths of unknown.sock that clients have named.
+	sockets   map[string]struct{}
+	exchanged prometheus.Counter // route tables for the form that asks for no unknown name
 }
 
 // newFeed returns the agent's, whose other parts stand already.
@@ -43,7 +46,12 @@ func newFeed(a *Agent) *feed {
 			Name: "fingerpost_transcode_refused_total", Help: "Programs whose descriptors cannot be used for transcoding from JSON.",
 		}),
 	}
-	a.registry.MustRegister(f.refused)
+	f.sockets = map[string]struct{}{}
+	f.exchanged = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "fingerpost_on_demand_exchanged_total",
+		Help: "Streams whose client called so many names that nobody has that it asks for no further one.",
+	})
+	a.registry.MustRegister(f.refused, f.exchanged)
 	f.publish(f.compiler.Initial())
 	return f
 }
@@ -75,9 +83,8 @@ func (f *feed) flush() {
 	if keys := f.sub.Poll(); len(keys) > 0 {
 		f.publish(f.compiler.Apply(f.dir, keys))
 	}
-	if names := f.sub.PollFronts(); len(names) > 0 {
-		f.publish(f.compiler.Fronts(f.dir, names))
-	}
+	// Also with no name: a pod's address alone may be what was asked for.
+	f.publish(f.compiler.Fronts(f.dir, f.sub.PollFronts()))
 	f.links = slices.DeleteFunc(f.links, func(j *schedule.Job) bool {
 		select {
 		case <-j.Done():
@@ -135,14 +142,41 @@ func (f *feed) link(p *nodecache.PortInfo) {
 }
 
 // namespace makes sure that clients of the namespace find what each of them
-// needs. It returns an error if the namespace is none.
-func (f *feed) namespace(ns string) error {
+// needs: the route table of the form, and with AllClusters those by Service
+// names. It returns an error if the namespace is none.
+func (f *feed) namespace(ns string, form resources.Form) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	u, err := f.compiler.Namespace(ns)
+	u, err := f.compiler.Namespace(ns, form)
 	if err != nil {
 		return err
 	}
 	f.publish(u)
+	if form == resources.AllClusters {
+		f.publish(f.compiler.Aliases(f.dir, ns))
+	}
 	return nil
+}
+
+// unknownSocket is where a client has unknown.sock: what it says itself, as long
+// as there are not too many such places, else where the agent has it.
+func (f *feed) unknownSocket(said, own string) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.sockets[said]; said == "" || !ok && len(f.sockets) >= maxUnknownSockets {
+		return own
+	}
+	f.sockets[said] = struct{}{}
+	return said
+}
+
+// knowledge is what unknown.sock and explanations ask.
+type knowledge struct {
+	*resources.Compiler
+	dir *nodecache.Directory
+}
+
+// Resolve is [resources.Compiler.Resolve] with the directory.
+func (k knowledge) Resolve(namespace, authority, service string) resources.Named {
+	return k.Compiler.Resolve(k.dir, namespace, authority, service)
 }

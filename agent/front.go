@@ -87,7 +87,9 @@ func (a *Agent) openFront(replace bool, mine *front) (_ *front, err error) {
 func (a *Agent) serve(g *errgroup.Group, f *front) {
 	creds := ads.Credentials(a.callers)
 	f.adsServer = ads.NewGRPCServer(a.server, grpc.Creds(creds))
-	f.unknownServer = unknown.New(a.compiler, unknown.Options{Synced: a.complete, Hurry: a.hurry, Credentials: creds, Caller: a.server.Caller})
+	f.unknownServer = unknown.New(a.know(), unknown.Options{
+		Synced: a.complete, Hurry: a.hurry, Credentials: creds, Caller: a.server.Caller, Form: a.formOf, Deliver: a.deliver,
+	})
 	g.Go(func() error { return served(f.adsServer.Serve(f.ads)) })
 	g.Go(func() error { return served(f.unknownServer.Serve(f.unknown)) })
 	if f.adminServer == nil {

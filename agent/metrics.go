@@ -13,6 +13,7 @@ var (
 	descSynced  = prometheus.NewDesc("fingerpost_source_synced", "1 once the source's first list was handled.", nil, nil)
 	descGateway = prometheus.NewDesc("fingerpost_gateway_objects", "Objects of the Gateway API that the source holds, by kind.", []string{"kind"}, nil)
 	descUnread  = prometheus.NewDesc("fingerpost_gateway_objects_unreadable", "Those of them that cannot be read and are left out.", []string{"kind"}, nil)
+	descWanted  = prometheus.NewDesc("fingerpost_on_demand_clusters", "Clusters that clients have asked for by the name of a Service or a pod, by whether it leads to somebody.", []string{"found"}, nil)
 	descBuild   = prometheus.NewDesc("fingerpost_build_info", "1, with the version of the agent.", []string{"version"}, nil)
 )
 
@@ -26,7 +27,7 @@ func newInvalid() prometheus.Counter {
 type gauges struct{ a *Agent }
 
 func (*gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descBuild} {
+	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descWanted, descBuild} {
 		ch <- d
 	}
 }
@@ -53,5 +54,8 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 		gauge(descGateway, float64(n), kind)
 		gauge(descUnread, float64(unread[kind]), kind)
 	}
+	found, lost := g.a.compiler.Wanted()
+	gauge(descWanted, float64(found), "true")
+	gauge(descWanted, float64(lost), "false")
 	gauge(descBuild, 1, g.a.config.Version)
 }

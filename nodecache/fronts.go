@@ -1,6 +1,7 @@
 package nodecache
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -14,6 +15,8 @@ type fronts struct {
 	behind map[string][]*Standing
 	// rememberers are the owners that remember having stood behind a Service.
 	rememberers map[Name]map[OwnerKey]struct{}
+	// at holds the Services that have a ClusterIP, mostly one, the oldest first.
+	at map[netip.Addr][]*Front
 }
 
 // frontRecord is a Service, its slices, or both: either may come first.
@@ -63,7 +66,7 @@ func (r *sliceRecord) in(zone string) *Standing {
 func newFronts() fronts {
 	return fronts{
 		byName: map[Name]*frontRecord{}, slices: map[Name]*sliceRecord{},
-		behind: map[string][]*Standing{}, rememberers: map[Name]map[OwnerKey]struct{}{},
+		behind: map[string][]*Standing{}, rememberers: map[Name]map[OwnerKey]struct{}{}, at: map[netip.Addr][]*Front{},
 	}
 }
 
@@ -93,6 +96,7 @@ func (d *Directory) RemoveFront(name Name, uids ...string) {
 // setFront needs mu.
 func (d *Directory) setFront(name Name, f *Front) {
 	rec := d.fronts.record(name)
+	d.fronts.address(rec.front, f)
 	rec.front = f
 	moved := moves{}
 	for _, s := range rec.slices {
@@ -108,6 +112,34 @@ func (d *Directory) setFront(name Name, f *Front) {
 		d.changed(key)
 	}
 	d.changedFront(name)
+}
+
+// address needs mu. It exchanges whose the ClusterIPs are.
+func (f *fronts) address(was, is *Front) {
+	if was != nil {
+		for _, ip := range was.ClusterIPs {
+			if f.at[ip] = slices.DeleteFunc(f.at[ip], func(o *Front) bool { return o == was }); len(f.at[ip]) == 0 {
+				delete(f.at, ip)
+			}
+		}
+	}
+	if is != nil {
+		for _, ip := range is.ClusterIPs {
+			f.at[ip] = append(f.at[ip], is)
+			slices.SortFunc(f.at[ip], (*Front).Compare)
+		}
+	}
+}
+
+// FrontAt returns the name of the Service with the ClusterIP, of several that
+// claim it the oldest; false if there is none.
+func (d *Directory) FrontAt(addr netip.Addr) (Name, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if fs := d.fronts.at[addr.Unmap()]; len(fs) > 0 {
+		return fs[0].Key(), true
+	}
+	return Name{}, false
 }
 
 // UpsertSlice makes the directory hold the slice as given, in place of what it

@@ -28,3 +28,26 @@ func (o *Owner) Lacks(p *Pod, port uint16, service string) bool {
 	}
 	return false
 }
+
+// On returns what a pod of the owner is known to serve on the port, by its own
+// declaration or by what was found, sorted; nil where it is known to serve
+// nothing, or nothing is known.
+func (o *Owner) On(p *Pod, port uint16) []string {
+	for i := range p.Declared {
+		if p.Declared[i].Port == port {
+			return p.Declared[i].Services
+		}
+	}
+	if o == nil || o.Info == nil {
+		return nil
+	}
+	var names []string
+	for _, info := range o.Info.For(p) {
+		if info.Port == port {
+			for _, s := range info.Services {
+				names = append(names, s.Name)
+			}
+		}
+	}
+	return names
+}

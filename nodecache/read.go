@@ -114,6 +114,19 @@ func (d *Directory) PodAt(addr netip.Addr) *Pod {
 	return nil
 }
 
+// MemberAt returns the pod to which the address belongs, whatever its state;
+// false if there is none. Pods of the host's network have no address of their
+// own.
+func (d *Directory) MemberAt(addr netip.Addr) (Member, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	p := d.claims[addr.Unmap()]
+	if p == nil {
+		return Member{}, false
+	}
+	return d.member(p), true
+}
+
 // Counts says how much the directory holds.
 type Counts struct {
 	Owners map[Knowledge]int // owners with pods, by knowledge

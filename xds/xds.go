@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -77,9 +78,37 @@ func NamespaceScope(namespace string) Scope { return Scope("ns/" + namespace) }
 // warns about each one that comes in its wildcard (Envoy listener manager).
 func (s Scope) NamedOnly() bool { return len(s) > 4 && s[:4] == "api/" }
 
+// OnDemand tells whether clients that fetch their clusters on demand ask for the
+// clusters and CLAs of the scope by name: their wildcard leaves them out.
+func (s Scope) OnDemand() bool {
+	return strings.HasPrefix(string(s), "ns/") || strings.HasPrefix(string(s), "demand/") || strings.HasPrefix(string(s), "fallback/")
+}
+
 // APIScope is the scope of the API listeners of one Kubernetes namespace; see
 // [Scope.NamedOnly].
 func APIScope(namespace string) Scope { return Scope("api/" + namespace) }
+
+// AliasScope is the scope of the clusters by Service names, of the clients of
+// one Kubernetes namespace that have all clusters.
+func AliasScope(namespace string) Scope { return Scope("alias/" + namespace) }
+
+// TableScope is the scope of one form of the route table of the clients of one
+// Kubernetes namespace.
+func TableScope(namespace, form string) Scope { return Scope("table/" + form + "/" + namespace) }
+
+// BackendScope is the scope of the clusters that the route tables of the clients
+// of one Kubernetes namespace name.
+func BackendScope(namespace string) Scope { return Scope("backend/" + namespace) }
+
+// DemandScope is the scope of the clusters that clients of one Kubernetes
+// namespace have asked for by the name of a Service or a pod.
+func DemandScope(namespace string) Scope { return Scope("demand/" + namespace) }
+
+// FallbackScope is the scope of what stands in for clusters that nobody has, for
+// clients of one Kubernetes namespace that have unknown.sock at the path.
+func FallbackScope(namespace, socket string) Scope {
+	return Scope("fallback/" + namespace + "#" + socket)
+}
 
 // ID names one resource.
 type ID struct {

@@ -55,7 +55,7 @@ POD_NAME.`,
 	f.StringVar(&format, "format", "", "envoy or grpc")
 	f.StringVar(&o.ADSSocket, "ads-socket", agent.Defaults().ADSSocket, "`path` of the ADS socket as the pod sees it")
 	f.StringVar(&o.NodeID, "node-id", podID(), "`NAMESPACE/NAME` of the pod")
-	f.StringVar(&o.Clusters, "clusters", "", "which clusters the client has: on-demand (not built yet) or all (default all)")
+	f.StringVar(&o.Clusters, "clusters", "", "which clusters the sidecar has: on-demand, at the first call to each, or all from the start (default on-demand with delta, all with sotw; gRPC clients ask for what they dial)")
 	f.StringVar(&o.API, "api", "delta", "delta or sotw; gRPC clients always speak sotw")
 	f.StringVar(&o.AdminSocket, "admin-socket-envoy", "", "`path` of a unix socket for Envoy's admin interface (default: none)")
 	complete(cmd, "format", "envoy", "grpc")

@@ -159,7 +159,7 @@ func newProxies() *cobra.Command {
 }
 
 func proxiesTable(w *table, proxies []ads.Client) {
-	w.row("ID", "PROVED", "CONNECTED", "PROTOCOL", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
+	w.row("ID", "PROVED", "CONNECTED", "PROTOCOL", "CLUSTERS", "CDS", "EDS", "LDS", "RDS", "LAST ERROR")
 	for _, p := range proxies {
 		protocol := "sotw"
 		if p.Delta {
@@ -172,7 +172,7 @@ func proxiesTable(w *table, proxies []ads.Client) {
 				proved += ": " + p.Identity.Pod
 			}
 		}
-		row := []any{p.ID, proved, time.Since(p.Connected).Round(time.Second).String(), protocol}
+		row := []any{p.ID, proved, time.Since(p.Connected).Round(time.Second).String(), protocol, p.Clusters}
 		last := p.State
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]

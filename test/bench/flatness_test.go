@@ -97,9 +97,12 @@ func newFlow() (*flow, error) {
 		return nil, err
 	}
 	f.sub = f.dir.Subscribe()
-	f.server = ads.New(ads.Options{Scopes: func(n *corev3.Node) ([]xds.Scope, error) { return resources.Scopes(n) }})
+	f.server = ads.New(ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
+		scopes, err := resources.Scopes(n)
+		return ads.View{Scopes: scopes}, err
+	}})
 	f.server.Publish(f.compiler.Initial())
-	u, err := f.compiler.Namespace(benchNamespace)
+	u, err := f.compiler.Namespace(benchNamespace, resources.AllClusters)
 	f.server.Publish(u)
 	return f, err
 }

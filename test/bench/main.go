@@ -36,7 +36,7 @@ type benchmark struct {
 }
 
 // benchmarks are all there are, in the order in which they run.
-var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods, relist}
+var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods, relist, sidecars}
 
 // run is what the command line asks of a benchmark.
 type run struct {

@@ -128,7 +128,7 @@ func TestDumpsOfARealClusterAreServedThoughNothingInThemCanBeReached(t *testing.
 					return err
 				})
 			}
-			c.has(xds.Cluster, "pay/pay.v1.Payments", "pay/pay.v1.Refunds")
+			c.has(xds.Cluster, "at/api.pay:8443/pay.v1.Payments", "at/api.pay:8443/pay.v1.Refunds", "at/mainframe.pay:7000", "pay/pay.v1.Payments", "pay/pay.v1.Refunds")
 			if got := c.removals(); len(got) != 0 {
 				t.Errorf("removed: %v", got)
 			}

@@ -70,7 +70,7 @@ func TestCallsThroughEnvoyReachThePodsOfTheirService(t *testing.T) {
 			{"health", "", "/grpc.health.v1.Health/Check", codes.Unimplemented, "grpc.health.v1.Health"},
 			{"the agent's own protocol", "", "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources", codes.Unimplemented, "unknown service"},
 			{"a method that the server lacks", "", "/shop.v1.Cart/Nothing", codes.Unimplemented, "unknown method Nothing"},
-			{"an authority that names a Service", "cart.prod:50051", "/shop.v1.Cart/Say", codes.Unavailable, `authority "cart.prod:50051" names a Service`},
+			{"an authority that names nothing", "cart.prod:50051", "/shop.v1.Cart/Say", codes.Unavailable, `authority "cart.prod:50051": no Service and no pod of a headless Service has the name`},
 			{"localhost", "localhost:80", "/shop.v1.Cart/Say", codes.OK, ""},
 		} {
 			conn := e.conn

@@ -175,7 +175,8 @@ func (w *faultWorld) namedFaults() {
 	w.fault(fault{name: "no such pod", from: "lone/ghost", path: "/shop.Web/Say", code: codes.Unavailable, says: "there is no pod lone/ghost"})
 	w.fault(fault{name: "malformed path", from: "prod/web", path: "/a/b/c", code: codes.Unimplemented, says: `malformed path "/a/b/c"`, by: byEnvoy})
 	w.fault(fault{name: "infrastructure", from: "prod/web", path: "/grpc.health.v1.Health/Check", code: codes.Unimplemented, says: "infrastructure, which is never served by its name alone", by: byEnvoy})
-	w.fault(fault{name: "authority of a Service", from: "prod/web", authority: "cart.prod:50051", path: "/shop.Fine/Say", code: codes.Unavailable, says: `authority "cart.prod:50051" names a Service`, by: byEnvoy})
+	w.fault(fault{name: "authority of nothing", from: "prod/web", authority: "cart.prod:50051", path: "/shop.Fine/Say", code: codes.Unavailable, says: `authority "cart.prod:50051": no Service and no pod`, by: byEnvoy})
+	w.fault(fault{name: "authority of a Service", from: "prod/web", authority: "model", path: "/shop.Model/Say", code: codes.Unavailable, says: "no pod of port 80 of Service prod/model gets the call", by: byEnvoy})
 }
 
 // authorities of the caller's own sidecar, in every form, and some that look
@@ -187,7 +188,7 @@ func (w *faultWorld) authorities() {
 	} {
 		says := "it goes to 1 endpoint of ReplicaSet/fine"
 		if c != codes.OK {
-			says = fmt.Sprintf("authority %q names a Service", authority)
+			says = fmt.Sprintf("authority %q: ", authority)
 		}
 		w.fault(fault{name: "authority " + authority, from: "prod/web", authority: authority, path: "/shop.Fine/Say", code: c, says: says, by: byEnvoy})
 	}

@@ -201,8 +201,8 @@ func TestExplainCallFollowsRoutes(t *testing.T) {
 		{name: "no backend", authority: "web.prod", path: "/shop.None/Say", code: "UNAVAILABLE", says: "names no backend"},
 		{name: "no match", authority: "web.prod", path: "/shop.Nothing/Say", code: "UNIMPLEMENTED", says: "routes speak for port 80 of Service prod/web, and none of their rules takes the call"},
 		{name: "refused rule takes nothing", authority: "web.prod", path: "/shop.Future/Say", code: "UNIMPLEMENTED", says: "none of their rules takes the call"},
-		{name: "no routes for it", authority: "plain.prod", path: "/shop.Web/Say", code: "UNAVAILABLE", says: "names a Service"},
-		{name: "port without routes", authority: "web.prod:81", path: "/shop.Web/Say", code: "UNAVAILABLE", says: "names a Service"},
+		{name: "no routes for it", authority: "plain.prod", path: "/shop.Web/Say", code: "OK", says: "it goes to 1 endpoint of port 80 of Service prod/plain"},
+		{name: "port without routes", authority: "web.prod:81", path: "/shop.Web/Say", code: "UNAVAILABLE", says: "Service prod/web has no TCP port 81, it has 80"},
 		{name: "consumer", authority: "mixed.prod", path: "/shop.New/Say", code: "OK", says: "by rule 0 of GRPCRoute shop/mine", facts: []string{
 			"a consumer route, of the caller's namespace shop: it goes before all producer routes of prod",
 			"match 0 (all calls)"}},

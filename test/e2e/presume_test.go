@@ -192,6 +192,7 @@ func TestRolloutWithBrokenReflectionKeepsServiceAndShares(t *testing.T) {
 			e := s.sidecar(t, c.api, "prod/web")
 			reaches(t, e.conn, service, names(old)...)
 			e.has("prod/"+service, endpointsOf(old))
+			_, _ = say(t, e.conn, "shop.v1.Nobody") // on demand it costs a cluster
 			before := e.dump()
 			var y tally
 			stop := y.call(t, e.conn, service)

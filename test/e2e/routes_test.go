@@ -187,7 +187,8 @@ func TestGRPCRouteDecidesWhereCallsOfItsServiceGo(t *testing.T) {
 		e := m.sidecar(t, api, "prod/me")
 		reaches(t, e.conn, "shop.Web", "web-1-a")
 		listeners := e.dump()["dynamic_listeners egress"]
-		m.fails("web.prod", "shop.Web", codes.Unavailable, "names a Service")
+		reaches(t, m.at("web.prod"), "shop.Web", "web-1-a")
+		m.fails("web.prod", "shop.New", codes.Unimplemented, "nobody at port 80 of Service prod/web serves it")
 
 		m.route("GRPCRoute", "prod", "split", "web", `
   - matches: [{method: {service: shop.New}}]
@@ -211,7 +212,7 @@ func TestGRPCRouteDecidesWhereCallsOfItsServiceGo(t *testing.T) {
 		m.fails("web.prod", "shop.Gone", codes.Unavailable, "no backend that can be called")
 		// No match, and a port for which no route speaks.
 		m.fails("web.prod", "shop.Other", codes.Unimplemented, "")
-		m.fails("web.prod:81", "shop.Web", codes.Unavailable, "names a Service")
+		m.fails("web.prod:81", "shop.Web", codes.Unavailable, "Service prod/web has no TCP port 81, it has 80")
 		// What names no Service goes where it went.
 		reaches(t, e.conn, "shop.Web", "web-1-a")
 
@@ -219,7 +220,7 @@ func TestGRPCRouteDecidesWhereCallsOfItsServiceGo(t *testing.T) {
 		m.agent.connected("prod/me", "cds", "eds", "lds", "rds")
 		m.routes = nil
 		m.put()
-		m.fails("web.prod", "shop.New", codes.Unavailable, "names a Service")
+		m.fails("web.prod", "shop.New", codes.Unimplemented, "nobody at port 80 of Service prod/web serves it")
 		harness.Eventually(t, soon, func() error {
 			for key := range e.dump() {
 				if strings.Contains(key, "backend/") {

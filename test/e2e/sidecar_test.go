@@ -27,6 +27,14 @@ func eachAPI(t *testing.T, f func(t *testing.T, api string)) {
 	}
 }
 
+// eachMode runs a test with an Envoy that fetches its clusters on demand, and with
+// Envoys of either protocol that have all.
+func eachMode(t *testing.T, f func(t *testing.T, api string)) {
+	for _, api := range []string{"delta", "all", "sotw"} {
+		t.Run(api, func(t *testing.T) { f(t, api) })
+	}
+}
+
 // sidecar is an Envoy on the bootstrap that the program prints, and a
 // connection of its application.
 type sidecar struct {
@@ -47,7 +55,11 @@ func (s *site) sidecar(t *testing.T, api, id string) *sidecar {
 // earlySidecar is a sidecar that need not be ready: the agent may not be there.
 func (s *site) earlySidecar(t *testing.T, api, id string) *sidecar {
 	t.Helper()
-	conf, errs, code := run(t, "bootstrap", "--format", "envoy", "--ads-socket", s.ads, "--node-id", id, "--api", api)
+	args := []string{"bootstrap", "--format", "envoy", "--ads-socket", s.ads, "--node-id", id, "--api", api}
+	if api == "all" {
+		args = append(args[:len(args)-1], "delta", "--clusters", "all")
+	}
+	conf, errs, code := run(t, args...)
 	if code != 0 || errs != "" {
 		t.Fatalf("fingerpost bootstrap: exit %d, %s", code, errs)
 	}
@@ -184,9 +196,13 @@ func (e *sidecar) hosts(cluster string) (map[string]string, error) {
 	return nil, fmt.Errorf("there is no cluster %s", cluster)
 }
 
-// has waits until the cluster has exactly these endpoints.
+// has waits until the cluster, which a call fetches, has exactly these endpoints.
 func (e *sidecar) has(cluster string, want map[string]string) {
 	e.t.Helper()
+	if _, err := e.hosts(cluster); err != nil {
+		_, service, _ := strings.Cut(cluster, "/")
+		_, _ = say(e.t, e.conn, service)
+	}
 	e.WaitFor(e.t, soon, func() error {
 		got, err := e.hosts(cluster)
 		if err == nil && !maps.Equal(got, want) {

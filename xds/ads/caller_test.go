@@ -42,9 +42,9 @@ func nobody(reason string, pending bool) ads.Caller {
 // node's namespace.
 func identified(t *testing.T, o ads.Options, r ...*xds.Resource) (*world, *kernel, *prometheus.Registry) {
 	k, reg := &kernel{}, prometheus.NewRegistry()
-	o.Scopes = func(n *corev3.Node) ([]xds.Scope, error) {
+	o.View = func(n *corev3.Node, _ bool) (ads.View, error) {
 		namespace, _, _ := strings.Cut(n.GetId(), "/")
-		return []xds.Scope{xds.NamespaceScope(namespace), xds.Shared}, nil
+		return ads.View{Scopes: []xds.Scope{xds.NamespaceScope(namespace), xds.Shared}}, nil
 	}
 	o.Registerer = reg
 	w := newWorld(t, o, grpc.Creds(ads.Credentials(k)))

@@ -26,6 +26,8 @@ type Client struct {
 	// State says what is wrong with a client that does not read, or does not
 	// acknowledge, for longer than the grace; empty: nothing.
 	State string `json:"state,omitempty"`
+	// Node is as far as it is kept; not to be changed.
+	Node *corev3.Node `json:"-"`
 	// Types holds the types that the client has asked for, by short name.
 	Types map[string]TypeStatus `json:"types"`
 }
@@ -89,6 +91,7 @@ func (s *Server) Clients() []Client {
 	clients := make([]Client, len(all))
 	for i, a := range all {
 		clients[i] = a.c
+		clients[i].Node = a.node
 		if s.opts.Pod != nil {
 			clients[i].Pod = s.opts.Pod(a.node)
 		}
@@ -113,6 +116,9 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 		Identity:  st.who.shown(st.id),
 		Types:     map[string]TypeStatus{},
 	}
+	if st.demand != nil {
+		c.Clusters = "on-demand"
+	}
 	for t := range xds.Type(xds.NumTypes) {
 		ts := &st.types[t]
 		if !ts.seen {
@@ -128,6 +134,29 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 	}
 	c.State = st.slowness(time.Now())
 	return c, st.node, true
+}
+
+// Node returns the node of the client's latest stream; nil if it has none.
+func (s *Server) Node(client string) *corev3.Node {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var latest *stream
+	for st := range s.streams {
+		if latest != nil && st.connected.Before(latest.connected) {
+			continue
+		}
+		st.mu.Lock()
+		if st.node.GetId() == client && st.node != nil {
+			latest = st
+		}
+		st.mu.Unlock()
+	}
+	if latest == nil {
+		return nil
+	}
+	latest.mu.Lock()
+	defer latest.mu.Unlock()
+	return latest.node
 }
 
 // slowness says what the client does not do. Called with mu held.

@@ -1,6 +1,8 @@
 package ads
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -33,8 +35,19 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 	if err := checkNames(t, max(sub, unsub, have), maxDeltaNames); err != nil {
 		return err
 	}
+	demands := t == xds.Cluster && st.demands()
+	if demands {
+		// What it brings from an earlier stream it asked for then.
+		st.ask(slices.Concat(req.GetResourceNamesSubscribe(), slices.Collect(maps.Keys(req.GetInitialResourceVersions()))))
+	}
 	if report := st.applyDelta(t, req); report != nil {
 		report()
+	}
+	if demands {
+		st.wantFirst()
+	}
+	if demands && unsub > 0 {
+		st.demand.Drop(req.GetResourceNamesUnsubscribe())
 	}
 	if sub+unsub+have == 0 {
 		return nil
@@ -74,6 +87,9 @@ func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) f
 		st.returned = true
 		i := 0
 		for name, version := range req.GetInitialResourceVersions() {
+			if st.sight.onDemand && t == xds.Cluster && !st.subscribesTo(ts, name) {
+				st.resubscribe(name)
+			}
 			st.bring(t, name, version)
 			st.breathe(i)
 			i++
@@ -84,6 +100,20 @@ func (st *stream) applyDelta(t xds.Type, req *discovery.DeltaDiscoveryRequest) f
 	}
 	ts.dirty.drop(ts.withheld)
 	return report
+}
+
+// resubscribe goes on to send a cluster that the client had without a
+// subscription of its own; see [Server.Want].
+func (st *stream) resubscribe(name string) {
+	id, ok := st.s.table.names[name]
+	if ok && st.s.table.resolve(xds.Cluster, id, &st.sight, false) != nil {
+		return // it has that by its wildcard
+	}
+	if ok {
+		st.types[xds.Cluster].subscribed.set(id)
+	} else {
+		st.types[xds.Cluster].miss(name)
+	}
 }
 
 // subscribe makes the name wanted and sends it in any case: a client that
@@ -97,7 +127,7 @@ func (st *stream) subscribe(t xds.Type, name string) {
 	id, ok := st.s.table.names[name]
 	if ok {
 		ts.subscribed.set(id)
-		if st.s.table.resolve(t, id, st.scopes, true) != nil {
+		if st.s.table.resolve(t, id, &st.sight, true) != nil {
 			ts.gone.clear(id)
 			ts.dirty.set(id)
 			delete(ts.had, id)
@@ -140,7 +170,7 @@ func (st *stream) unsubscribe(t xds.Type, name string) {
 	}
 	// The client cannot know whether the wildcard still holds the name, so it
 	// is told (xDS protocol, "Unsubscribing From Resources").
-	if ok && st.s.table.resolve(t, id, st.scopes, false) != nil {
+	if ok && st.s.table.resolve(t, id, &st.sight, false) != nil {
 		ts.dirty.set(id)
 		return
 	}
@@ -161,10 +191,14 @@ func (st *stream) bring(t xds.Type, name, version string) {
 	}
 	id, ok := tb.names[name]
 	if ok {
-		if e := tb.resolve(t, id, st.scopes, named); e != nil {
+		if e := tb.resolve(t, id, &st.sight, named); e != nil {
 			ts.held.set(id)
 			ts.taken.ids.set(id)
 			switch {
+			case e.res.Version != version && e.scope == st.sight.fallback && !tb.removedHere(t, id, st.sight.scopes):
+				// It goes once it is certain that nobody has what it has.
+				ts.dirty.clear(id)
+				ts.doubted(name, version)
 			case e.res.Version != version:
 				ts.remind(id, version)
 			case !st.warming(t, id):
@@ -172,7 +206,7 @@ func (st *stream) bring(t xds.Type, name, version string) {
 			}
 			return
 		}
-		if tb.removedHere(t, id, st.scopes) {
+		if tb.removedHere(t, id, st.sight.scopes) {
 			delete(ts.owed, name)
 			ts.held.set(id)
 			ts.gone.set(id)
@@ -180,10 +214,33 @@ func (st *stream) bring(t xds.Type, name, version string) {
 		}
 	}
 	delete(ts.owed, name)
+	ts.doubted(name, version)
+}
+
+// doubted notes what the client has and the table has not.
+func (ts *typeState) doubted(name, version string) {
 	if ts.brought == nil {
 		ts.brought = map[string]string{}
 	}
 	ts.brought[name] = version
+}
+
+// fallBack sends what stands in for the clusters that the client brought and of
+// which it is certain by now that nobody has them. Called with both locks held.
+func (st *stream) fallBack() {
+	ts := &st.types[xds.Cluster]
+	if st.sight.fallback == noScope || len(ts.brought) == 0 {
+		return
+	}
+	for name, version := range ts.brought {
+		id, ok := st.s.table.names[name]
+		if !ok || st.s.table.resolve(xds.Cluster, id, &st.sight, ts.subscribed.has(id)) == nil {
+			continue
+		}
+		delete(ts.brought, name)
+		ts.remind(id, version)
+		ts.dirty.set(id)
+	}
 }
 
 // buildDelta makes the next response of a type; false if there is nothing to
@@ -204,7 +261,7 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 	if n := ts.dirty.count(); p.additions && n > 0 {
 		entries = make([]*entry, 0, min(n, 2048)) // more do not fit as a rule
 		ts.dirty.each(p.without, func(id uint32) bool {
-			e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+			e := tb.resolve(t, id, &st.sight, ts.subscribed.has(id))
 			if e == nil {
 				ts.dirty.clear(id)
 				return true
@@ -257,7 +314,7 @@ func (st *stream) buildDelta(t xds.Type, p part) (message, bool) {
 			removed = append(removed, name)
 		}
 	}
-	version := tb.version(t, st.scopes)
+	version := tb.version(t, st.sight.scopes)
 	if owed := ts.answer && p.additions; !owed && count+len(removed) == 0 {
 		if ts.sentVersion == "" && st.hasAll(ts) {
 			ts.sentVersion, ts.ackedVersion = version, version

@@ -70,6 +70,19 @@
 // is a wildcard for CDS and LDS only. Scopes that are reachable by name only
 // ([xds.Scope.NamedOnly]) stay outside of both.
 //
+// # Clusters on demand
+//
+// Of a client with a [Demand] the wildcard leaves out the clusters and CLAs that
+// it asks for by name ([xds.Scope.OnDemand]). Its demand hears of the names of a
+// request before the request is applied, with no lock held, and publishes what is
+// to be there. The last of its scopes holds what stands in for a cluster that
+// nobody has: a real one comes before it and goes back to it in place, as any
+// name does that has entries in two scopes. Such a stand-in waits until the
+// evidence is complete where the client brought something else under the name.
+// [Server.Want] subscribes in a client's place, and a client that comes back is
+// subscribed to what it brings. A demand can exchange the client's route tables,
+// by other scopes.
+//
 // # What a client has
 //
 // Of each type a stream knows which resources the client has acknowledged in

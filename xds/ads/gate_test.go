@@ -80,11 +80,11 @@ func TestClosedGateEndsStreamsAfterTheHoldLimit(t *testing.T) {
 }
 
 func TestUnknownScopeIsAnswered(t *testing.T) {
-	w := newWorld(t, ads.Options{Scopes: func(n *corev3.Node) ([]xds.Scope, error) {
+	w := newWorld(t, ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
 		if n.GetId() == "" {
-			return nil, errors.New("node.id is empty; set it to <namespace>/<pod>")
+			return ads.View{}, errors.New("node.id is empty; set it to <namespace>/<pod>")
 		}
-		return []xds.Scope{"ns/new"}, nil
+		return ads.View{Scopes: []xds.Scope{"ns/new"}}, nil
 	}})
 	w.server.OpenGate()
 	s := w.delta()

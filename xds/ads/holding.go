@@ -77,7 +77,7 @@ func (st *stream) holds(t xds.Type, name string) (Holding, *entry) {
 	h.Earlier = h.Earlier || known && ts.taken.ids.has(id)
 	var e *entry
 	if known {
-		e = tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+		e = tb.resolve(t, id, &st.sight, ts.subscribed.has(id))
 	}
 	if e == nil {
 		h.State = Missing
@@ -93,7 +93,7 @@ func (st *stream) holds(t xds.Type, name string) (Holding, *entry) {
 		}
 	case ts.inFlight && ts.carried.has(id):
 		h.State, h.Since, h.Exact = Sent, ts.sentAt, true
-	case ts.dirty.has(id) || !h.Earlier || !st.s.open || !ts.gated.IsZero():
+	case ts.dirty.has(id) || !h.Earlier || e.scope == st.sight.fallback && ts.brought[name] != "" || !st.s.open || !ts.gated.IsZero():
 		h.State = Waiting
 	default:
 		h.State, h.Earlier = Acked, false

@@ -23,13 +23,16 @@ func (st *stream) collect() (msgs []message, until, again time.Time) {
 	if !st.s.open {
 		return nil, st.began.Add(st.s.opts.HoldLimit), again
 	}
-	now, evidence := time.Now(), st.s.table.evidence(st.scopes)
+	now, evidence := time.Now(), st.s.table.evidence(st.sight.scopes)
 	until = st.ungate(evidence == xds.Pending && st.lacking())
 	build := st.buildSotW
 	if st.delta {
 		build = st.buildDelta
 	}
 	cds, eds := &st.types[xds.Cluster], &st.types[xds.Endpoint]
+	if evidence == xds.Complete {
+		st.fallBack()
+	}
 	due := !cds.gone.empty() || evidence == xds.Complete && len(cds.brought) > 0
 	arriving := st.arriving(now)
 	for t := range xds.Type(xds.NumTypes) {
@@ -174,7 +177,7 @@ func (st *stream) followUp(clusters bitset) {
 		named := eds.subscribed.has(id)
 		asked := eds.seen && (named || eds.wildcard)
 		switch {
-		case st.s.table.resolve(xds.Endpoint, id, st.scopes, named || !asked) == nil:
+		case st.s.table.resolve(xds.Endpoint, id, &st.sight, named || !asked) == nil:
 		case asked:
 			eds.absolve(id) // even a refusal ends the warming
 			eds.dirty.set(id)

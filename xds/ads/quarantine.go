@@ -125,7 +125,7 @@ func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 
 	var culprits, suspects []uint32
 	ts.carried.each(bitset{}, func(id uint32) bool {
-		e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+		e := tb.resolve(t, id, &st.sight, ts.subscribed.has(id))
 		switch {
 		case e == nil || ts.dirty.has(id) || !ts.held.has(id):
 			// Removed, or changed while the response was on its way.
@@ -157,7 +157,7 @@ func (st *stream) refuse(t xds.Type, text string) (withheld []string) {
 		culprits, suspects = suspects, nil
 	}
 	for _, id := range culprits {
-		e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+		e := tb.resolve(t, id, &st.sight, ts.subscribed.has(id))
 		r := refusal{version: e.res.Version, text: text, at: now}
 		q.verdicts[id] = r
 		ts.withhold(id)
@@ -273,7 +273,7 @@ func (st *stream) recall(t xds.Type) {
 			continue
 		}
 		named := ts.subscribed.has(id)
-		e := tb.resolve(t, id, st.scopes, named)
+		e := tb.resolve(t, id, &st.sight, named)
 		if e == nil || e.res.Version != m.version || !named && !ts.wildcard {
 			continue
 		}

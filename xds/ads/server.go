@@ -25,13 +25,12 @@ const DefaultGrace = 5 * time.Second
 
 // Options configure a [Server]. The zero Options work.
 type Options struct {
-	// Scopes returns what a client may see, by its node, as an ordered list:
-	// of several resources with one type and name the client sees that of the
-	// first scope. It is called once for each stream, at its first request,
+	// View returns what a client may see, by its node and whether its stream is
+	// one of delta. It is called once for each stream, at its first request,
 	// with a node that is never nil, and whose id is the pod that was proved, if
 	// one was. An error ends the stream with
 	// INVALID_ARGUMENT and the error's text. Nil means [xds.Shared] for all.
-	Scopes func(*corev3.Node) ([]xds.Scope, error)
+	View func(node *corev3.Node, delta bool) (View, error)
 	// Pod returns "namespace/name" of the pod that a node stands for, "" if
 	// it is not known. Nil means unknown for all. It is called with the
 	// server's locks free.
@@ -115,8 +114,8 @@ func New(opts Options) *Server {
 	if opts.Trial <= 0 {
 		opts.Trial = DefaultTrial
 	}
-	if opts.Scopes == nil {
-		opts.Scopes = func(*corev3.Node) ([]xds.Scope, error) { return []xds.Scope{xds.Shared}, nil }
+	if opts.View == nil {
+		opts.View = func(*corev3.Node, bool) (View, error) { return View{Scopes: []xds.Scope{xds.Shared}}, nil }
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -289,29 +288,35 @@ func (s *Server) begin(st *stream) bool {
 }
 
 func (s *Server) end(st *stream) {
+	st.mu.Lock()
+	demand := st.demand
+	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
 	if st.counted {
 		s.leave(st.countedBy)
 	}
 	s.mu.Unlock()
+	if demand != nil {
+		demand.Close()
+	}
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
 	close(st.done)
 }
 
-// scopesOf asks once for the scopes of a node and gives them their ids.
-func (s *Server) scopesOf(node *corev3.Node) ([]uint32, error) {
-	scopes, err := s.opts.Scopes(node)
-	if err != nil {
-		return nil, err
-	}
+// see gives the scopes of a view their ids.
+func (s *Server) see(v *View) sight {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := make([]uint32, len(scopes))
-	for i, sc := range scopes {
-		ids[i] = s.table.scopeID(sc)
+	sees := sight{scopes: make([]uint32, len(v.Scopes)), onDemand: v.Demand != nil, fallback: noScope}
+	for i, sc := range v.Scopes {
+		sees.scopes[i] = s.table.scopeID(sc)
 	}
-	return ids, nil
+	if v.Fallback != xds.Shared {
+		sees.fallback = s.table.scopeID(v.Fallback)
+		sees.scopes = append(sees.scopes, sees.fallback)
+	}
+	return sees
 }
 
 // Refusal is a response that a client rejected.

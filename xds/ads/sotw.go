@@ -90,7 +90,7 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 		}
 	}
 	subscribed.each(was, func(id uint32) bool {
-		if tb.resolve(t, id, st.scopes, true) != nil {
+		if tb.resolve(t, id, &st.sight, true) != nil {
 			ts.absolve(id)
 			ts.dirty.set(id)
 		}
@@ -114,7 +114,7 @@ func (st *stream) resume(t xds.Type, version string) {
 	if version == "" {
 		return
 	}
-	if st.s.table.evidence(st.scopes) == xds.Pending || !st.s.open {
+	if st.s.table.evidence(st.sight.scopes) == xds.Pending || !st.s.open {
 		ts.gated = time.Now()
 	}
 	if !fullSet(t) {
@@ -140,7 +140,7 @@ func (st *stream) lacking() bool {
 		}
 		lacks := ts.wildcard || len(ts.missing) > 0
 		ts.subscribed.each(bitset{}, func(id uint32) bool {
-			lacks = lacks || st.s.table.resolve(xds.Type(t), id, st.scopes, true) == nil
+			lacks = lacks || st.s.table.resolve(xds.Type(t), id, &st.sight, true) == nil
 			return !lacks
 		})
 		if lacks && !ts.gated.IsZero() {
@@ -161,7 +161,7 @@ func (st *stream) version(t xds.Type) string {
 func (st *stream) members(t xds.Type, f func(id uint32, e *entry)) {
 	ts, tb := &st.types[t], &st.s.table
 	visit := func(id uint32) bool {
-		if e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id)); e != nil {
+		if e := tb.resolve(t, id, &st.sight, ts.subscribed.has(id)); e != nil {
 			f(id, e)
 		}
 		return true
@@ -189,7 +189,7 @@ func (st *stream) buildSotW(t xds.Type, p part) (message, bool) {
 	ts.carried.reset()
 	if p.additions {
 		ts.dirty.each(p.without, func(id uint32) bool {
-			e := tb.resolve(t, id, st.scopes, ts.subscribed.has(id))
+			e := tb.resolve(t, id, &st.sight, ts.subscribed.has(id))
 			if e != nil {
 				if size > 0 && size+e.sotw.Len() > maxResponse {
 					return false

@@ -49,7 +49,9 @@ type stream struct {
 	id     string       // node.id as the client said it
 	who    Caller
 	key    string // of the client, for limits and what is remembered
-	scopes []uint32
+	sight  sight
+	demand Demand    // nil for a client that has all clusters; set once
+	wanted []string  // that it is to have with the first answer
 	began  time.Time // of the first request of a served type
 	nonce  uint64
 	types  [xds.NumTypes]typeState
@@ -230,17 +232,19 @@ func (st *stream) introduce(node *corev3.Node) error {
 		return err
 	}
 	node = proved(node, &who)
-	scopes, err := st.s.scopesOf(node)
-	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
 	key := who.key(id)
 	if err := st.s.enter(st, key, node.GetId()); err != nil {
 		return err
 	}
+	view, err := st.s.opts.View(node, st.delta)
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	sees := st.s.see(&view)
 	st.s.told(&who, id)
 	st.mu.Lock()
-	st.node, st.scopes, st.id, st.who, st.key = kept(node), scopes, id, who, key
+	st.node, st.id, st.who, st.key = kept(node), id, who, key
+	st.sight, st.demand, st.wanted = sees, view.Demand, view.Wanted
 	st.mu.Unlock()
 	return nil
 }
@@ -317,17 +321,17 @@ func (st *stream) markOne(c *change) bool {
 		delete(ts.missing, name)
 		ts.subscribed.set(c.id)
 	}
-	at := rank(st.scopes, c.scope)
+	at := rank(st.sight.scopes, c.scope)
 	if at < 0 {
 		return false
 	}
 	named := ts.subscribed.has(c.id)
-	if !named && (!ts.wildcard || tb.scopes[c.scope].namedOnly) {
+	if !named && (!ts.wildcard || tb.hides(&st.sight, c.t, c.scope)) {
 		return false
 	}
-	e := tb.resolve(c.t, c.id, st.scopes, named)
+	e := tb.resolve(c.t, c.id, &st.sight, named)
 	if e != nil {
-		if rank(st.scopes, e.scope) < at {
+		if rank(st.sight.scopes, e.scope) < at {
 			return false // an earlier scope hides the change
 		}
 		if !st.delta && fullSet(c.t) {
@@ -463,7 +467,7 @@ func (st *stream) enterWildcard(t xds.Type, again bool) {
 	}
 	for id := range st.s.table.slots {
 		id := uint32(id)
-		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, st.scopes, ts.subscribed.has(id)) != nil {
+		if (again || !ts.held.has(id)) && st.s.table.resolve(t, id, &st.sight, ts.subscribed.has(id)) != nil {
 			ts.dirty.set(id)
 		}
 	}

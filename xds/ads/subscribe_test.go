@@ -298,7 +298,7 @@ func TestSotWClustersAndListenersAreWhole(t *testing.T) {
 func TestWildcardLeavesOutWhatIsReachableByNameOnly(t *testing.T) {
 	scopes := []xds.Scope{xds.APIScope("prod"), xds.NamespaceScope("prod"), xds.Shared}
 	for _, delta := range []bool{true, false} {
-		w := newWorld(t, ads.Options{Scopes: func(*corev3.Node) ([]xds.Scope, error) { return scopes, nil }})
+		w := newWorld(t, ads.Options{View: func(*corev3.Node, bool) (ads.View, error) { return ads.View{Scopes: scopes}, nil }})
 		w.server.OpenGate()
 		w.set(in(xds.NamespaceScope("prod"), listener("egress", 1)),
 			in(xds.APIScope("prod"), listener("pkg.S", 1)))
@@ -315,8 +315,8 @@ func TestWildcardLeavesOutWhatIsReachableByNameOnly(t *testing.T) {
 
 func TestFirstScopeThatHasANameWins(t *testing.T) {
 	ns := xds.NamespaceScope
-	w := newWorld(t, ads.Options{Scopes: func(n *corev3.Node) ([]xds.Scope, error) {
-		return []xds.Scope{ns(n.GetId()), xds.Shared}, nil
+	w := newWorld(t, ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
+		return ads.View{Scopes: []xds.Scope{ns(n.GetId()), xds.Shared}}, nil
 	}})
 	w.server.OpenGate()
 	shared, own, foreign := cluster("A", 1), in(ns("prod"), cluster("A", 2)), in(ns("test"), cluster("A", 3))

@@ -62,6 +62,7 @@ type slot struct {
 // scopeState is a scope with its dense id.
 type scopeState struct {
 	namedOnly bool
+	onDemand  bool
 	evidence  xds.Evidence
 	sums      [xds.NumTypes]sum // over the entries of the scope
 }
@@ -87,7 +88,7 @@ func (tb *table) scopeID(s xds.Scope) uint32 {
 	if !ok {
 		id = uint32(len(tb.scopes))
 		tb.scopeIDs[s] = id
-		tb.scopes = append(tb.scopes, scopeState{namedOnly: s.NamedOnly()})
+		tb.scopes = append(tb.scopes, scopeState{namedOnly: s.NamedOnly(), onDemand: s.OnDemand()})
 	}
 	return id
 }
@@ -192,16 +193,35 @@ func (tb *table) drop(id uint32) {
 	tb.dead--
 }
 
-// resolve returns the entry of the first of scopes that has one, nil if none
-// has. A name that is not subscribed to by name is not found in scopes that
-// stay outside wildcards.
-func (tb *table) resolve(t xds.Type, id uint32, scopes []uint32, named bool) *entry {
+// sight is what one client sees.
+type sight struct {
+	scopes []uint32 // ordered
+	// onDemand is set where wildcards leave out the clusters and CLAs that the
+	// client asks for by name.
+	onDemand bool
+	// fallback is the last of scopes, where it holds what stands in for clusters
+	// that nobody has; else no scope's id.
+	fallback uint32
+}
+
+const noScope = ^uint32(0)
+
+// hides tells whether wildcards for the type leave the scope out.
+func (tb *table) hides(v *sight, t xds.Type, scope uint32) bool {
+	s := &tb.scopes[scope]
+	return s.namedOnly || v.onDemand && s.onDemand && (t == xds.Cluster || t == xds.Endpoint)
+}
+
+// resolve returns the entry of the first of the client's scopes that has one,
+// nil if none has. A name that is not subscribed to by name is not found in
+// scopes that stay outside wildcards.
+func (tb *table) resolve(t xds.Type, id uint32, v *sight, named bool) *entry {
 	entries := tb.slots[id].entries[t]
 	if len(entries) == 0 {
 		return nil
 	}
-	for _, scope := range scopes {
-		if !named && tb.scopes[scope].namedOnly {
+	for _, scope := range v.scopes {
+		if !named && tb.hides(v, t, scope) {
 			continue
 		}
 		for _, e := range entries {

@@ -28,10 +28,6 @@ const UnknownSocket = "unknown.sock"
 const maxSocketPath = 107
 
 var (
-	// ErrOnDemandNotBuilt indicates that clusters on demand were asked for,
-	// which this release does not have.
-	ErrOnDemandNotBuilt = errors.New("clusters on demand are not built yet; use --clusters all")
-
 	// ErrSotWOnDemand indicates a pair of options that cannot work: Envoy
 	// fetches clusters on demand over delta streams only.
 	ErrSotWOnDemand = errors.New("--clusters on-demand needs --api delta: Envoy fetches no clusters on demand over sotw")
@@ -44,8 +40,8 @@ type Options struct {
 	// ADSSocket is the absolute path of the agent's socket, at most 107 bytes;
 	// empty is [DefaultADSSocket].
 	ADSSocket string
-	// Clusters is all or on-demand; empty is all. On-demand returns
-	// [ErrOnDemandNotBuilt]. gRPC programs take no notice of it.
+	// Clusters is all or on-demand; empty is on-demand with delta, else all. gRPC
+	// programs have no clusters on demand, and take no notice of it.
 	Clusters string
 	// API is delta or sotw; empty is delta. gRPC programs speak sotw only.
 	API string
@@ -90,8 +86,11 @@ func (o *Options) check() (namespace string, err error) {
 		return "", err
 	}
 	o.ADSSocket = cmp.Or(o.ADSSocket, DefaultADSSocket)
-	o.Clusters = cmp.Or(o.Clusters, "all")
 	o.API = cmp.Or(o.API, "delta")
+	if o.Clusters == "" && o.API == "delta" {
+		o.Clusters = "on-demand"
+	}
+	o.Clusters = cmp.Or(o.Clusters, "all")
 	switch {
 	case o.Clusters != "all" && o.Clusters != "on-demand":
 		return "", fmt.Errorf("clusters %q is not all or on-demand", o.Clusters)
@@ -99,8 +98,6 @@ func (o *Options) check() (namespace string, err error) {
 		return "", fmt.Errorf("api %q is not delta or sotw", o.API)
 	case o.Clusters == "on-demand" && o.API == "sotw":
 		return "", ErrSotWOnDemand
-	case o.Clusters == "on-demand":
-		return "", ErrOnDemandNotBuilt
 	case o.ReadyAddress != "" && o.ReadyPort == 0:
 		return "", errors.New("a ready address needs a ready port")
 	}
@@ -128,13 +125,17 @@ func (o *Options) unknownSocket() string {
 }
 
 func (o *Options) node(namespace string) *corev3.Node {
+	meta := map[string]*structpb.Value{
+		resources.MetaClusters: structpb.NewStringValue(o.Clusters),
+		resources.MetaShape:    structpb.NewStringValue(strconv.Itoa(resources.Shape)),
+	}
+	if o.Clusters == "on-demand" {
+		meta[resources.MetaUnknown] = structpb.NewStringValue(o.unknownSocket())
+	}
 	return &corev3.Node{
 		Id: o.NodeID,
 		// Envoy refuses ADS without a cluster of its own.
-		Cluster: namespace,
-		Metadata: &structpb.Struct{Fields: map[string]*structpb.Value{
-			resources.MetaClusters: structpb.NewStringValue(o.Clusters),
-			resources.MetaShape:    structpb.NewStringValue(strconv.Itoa(resources.Shape)),
-		}},
+		Cluster:  namespace,
+		Metadata: &structpb.Struct{Fields: meta},
 	}
 }

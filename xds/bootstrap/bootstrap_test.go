@@ -27,7 +27,6 @@ func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
 		`clusters "some" is not all or`:   {NodeID: "prod/a", Clusters: "some"},
 		`api "rest" is not delta or sotw`: {NodeID: "prod/a", API: "rest"},
 		fp.ErrSotWOnDemand.Error():        {NodeID: "prod/a", API: "sotw", Clusters: "on-demand"},
-		fp.ErrOnDemandNotBuilt.Error():    {NodeID: "prod/a", Clusters: "on-demand"},
 	} {
 		for _, write := range []func(fp.Options) ([]byte, error){fp.Envoy, fp.GRPC} {
 			if _, err := write(o); err == nil || !strings.Contains(err.Error(), want) {
@@ -35,8 +34,8 @@ func TestOptionsThatMakeNoSenseAreNamed(t *testing.T) {
 			}
 		}
 	}
-	if _, err := fp.Envoy(fp.Options{NodeID: "prod/a", Clusters: "on-demand"}); !errors.Is(err, fp.ErrOnDemandNotBuilt) {
-		t.Errorf("%v, want ErrOnDemandNotBuilt", err)
+	if _, err := fp.Envoy(fp.Options{NodeID: "prod/a", API: "sotw", Clusters: "on-demand"}); !errors.Is(err, fp.ErrSotWOnDemand) {
+		t.Errorf("%v, want ErrSotWOnDemand", err)
 	}
 }
 
@@ -104,7 +103,7 @@ func TestGRPCBootstrapNamesSocketAndNode(t *testing.T) {
 	if err := json.Unmarshal(text, &doc); err != nil {
 		t.Fatal(err)
 	}
-	if doc.XDSServers[0].ServerURI != "unix:///run/fingerpost/ads.sock" || doc.Node.ID != "prod/a" || doc.Node.Metadata["fingerpost.dev/shape"] != "1" || doc.Node.Locality == nil {
+	if doc.XDSServers[0].ServerURI != "unix:///run/fingerpost/ads.sock" || doc.Node.ID != "prod/a" || doc.Node.Metadata["fingerpost.dev/shape"] != "2" || doc.Node.Locality == nil {
 		t.Errorf("%s", text)
 	}
 }

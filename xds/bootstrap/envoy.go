@@ -4,19 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
 	bootstrapv3 "github.com/envoyproxy/go-control-plane/envoy/config/bootstrap/v3"
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
-	mutationv3 "github.com/envoyproxy/go-control-plane/envoy/config/common/mutation_rules/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	headermutationv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/header_mutation/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
-	codecv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/upstream_codec/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -27,7 +23,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/fingerpost/fingerpost/xds/resources"
-	"github.com/fingerpost/fingerpost/xds/unknown"
 )
 
 // adsCluster is the name of the cluster that is the agent.
@@ -192,27 +187,7 @@ func (o *Options) agent() *clusterv3.Cluster {
 // the agent who calls; the application's own, if it sends one, does not count.
 func (o *Options) unknown() *clusterv3.Cluster {
 	options := http2(nil)
-	options.HttpFilters = []*hcmv3.HttpFilter{
-		{
-			Name: "envoy.filters.http.header_mutation",
-			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(&headermutationv3.HeaderMutation{
-				Mutations: &headermutationv3.Mutations{RequestMutations: []*mutationv3.HeaderMutation{{
-					Action: &mutationv3.HeaderMutation_Append{Append: &corev3.HeaderValueOption{
-						Header: &corev3.HeaderValue{
-							Key: unknown.NodeHeader,
-							// A percent sign would begin a command operator.
-							Value: strings.ReplaceAll(o.NodeID, "%", "%%"),
-						},
-						AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
-					}},
-				}}},
-			})},
-		},
-		{
-			Name:       "envoy.filters.http.upstream_codec",
-			ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(&codecv3.UpstreamCodec{})},
-		},
-	}
+	options.HttpFilters = resources.SaysNode(o.NodeID)
 	return static(resources.UnknownCluster, o.unknownSocket(), options)
 }
 

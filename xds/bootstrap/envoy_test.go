@@ -60,6 +60,7 @@ func TestCallsThroughEnvoyGoWhereTheirNameSays(t *testing.T) {
 	w := newWorld(t, resources.Options{})
 	w.pod("a", w.backend("127.0.0.2", answering("a")), nodecache.Serving, "A", "pkg.v1.A")
 	w.pod("b", w.backend("127.0.0.3", answering("b")), nodecache.Serving, "pkg.v1.B")
+	w.service("cart", "10.96.0.1", "a")
 	w.serveUnknown(unknown.Options{})
 	conn := w.start("127.0.0.1:15001")
 	for _, c := range []struct {
@@ -75,8 +76,17 @@ func TestCallsThroughEnvoyGoWhereTheirNameSays(t *testing.T) {
 		{authority: "127.0.0.1", path: "/pkg.v1.C/Do", code: codes.Unimplemented, text: "unknown service pkg.v1.C in namespace prod"},
 		{authority: "127.0.0.1", path: "/pkg.v1.A/Do-it", code: codes.Unimplemented, text: "malformed path"},
 		{authority: "127.0.0.1", path: "/x/pkg.v1.A/Do", code: codes.Unimplemented, text: "malformed path"},
-		{authority: "users.prod:50051", path: "/pkg.v1.A/Do", code: codes.Unavailable, text: `authority "users.prod:50051" names a Service`},
-		{authority: "127.0.0.10", path: "/pkg.v1.A/Do", code: codes.Unavailable, text: "names a Service"},
+		{authority: "users.prod:50051", path: "/pkg.v1.A/Do", code: codes.Unavailable, text: `authority "users.prod:50051": no Service`},
+		{authority: "127.0.0.10", path: "/pkg.v1.A/Do", code: codes.Unavailable, text: "the address is no Service's and no pod's"},
+		{authority: "cart", path: "/pkg.v1.A/Do", want: "a"},
+		{authority: "Cart.", path: "/pkg.v1.A/Do", want: "a"},
+		{authority: "cart:80", path: "/pkg.v1.A/Do", want: "a"},
+		{authority: "cart.prod", path: "/pkg.v1.A/Do", want: "a"},
+		{authority: "cart.prod.svc:80", path: "/pkg.v1.A/Do", want: "a"},
+		{authority: "CART.prod.svc.cluster.local.:80", path: "/pkg.v1.A/Do", want: "a"},
+		{authority: "cart", path: "/pkg.v1.B/Do", code: codes.Unimplemented, text: "nobody at port 80 of Service prod/cart serves it"},
+		{authority: "10.96.0.1", path: "/pkg.v1.A/Do", code: codes.Unavailable, text: "call it as cart.prod:80"},
+		{authority: "127.0.0.2:1", path: "/pkg.v1.A/Do", code: codes.Unavailable, text: "needs clusters on demand"},
 		{authority: "127.0.0.1", path: "/grpc.health.v1.Health/Check", code: codes.Unimplemented, text: "grpc.health.v1.Health in namespace prod"},
 	} {
 		got, st := call(t, w.dial(c.authority), c.path)

@@ -6,12 +6,14 @@ import (
 
 // GRPC returns the bootstrap of a proxyless gRPC program as JSON, to be named
 // by the environment variable GRPC_XDS_BOOTSTRAP (gRFC A27). Options.Clusters
-// and Options.API other than their zero values are checked and not used.
+// and Options.API other than their zero values are checked and not used: gRPC
+// names what it wants.
 func GRPC(o Options) ([]byte, error) {
 	namespace, err := o.check()
 	if err != nil {
 		return nil, err
 	}
+	o.Clusters = "all"
 	type object = map[string]any
 	text, err := json.MarshalIndent(object{
 		"xds_servers": []object{{

@@ -126,6 +126,24 @@ func (w *world) pod(workload string, at netip.AddrPort, state nodecache.PodState
 	})
 }
 
+// service puts a Service with port 80 in front of the pods of a workload.
+func (w *world) service(name, ip, workload string) {
+	w.cache.UpsertFront(&nodecache.Front{
+		UID: name, Namespace: "prod", Name: name, Type: "ClusterIP", Selects: true,
+		ClusterIPs: []netip.Addr{netip.MustParseAddr(ip)}, Ports: []nodecache.FrontPort{{Name: "grpc", Port: 80}},
+	})
+	s := &nodecache.Slice{UID: name, Namespace: "prod", Name: name, Service: name}
+	for _, o := range w.cache.Owners() {
+		for _, p := range o.Pods {
+			if o.Key.UID == workload {
+				s.Ports = []nodecache.SlicePort{{Name: "grpc", Port: p.Declared[0].Port}}
+				s.Endpoints = append(s.Endpoints, nodecache.Endpoint{Pod: p.UID, Ready: true, Serving: true})
+			}
+		}
+	}
+	w.cache.UpsertSlice(s)
+}
+
 // updates compiles everything the directory holds.
 func (w *world) updates() []*xds.Resource {
 	w.t.Helper()
@@ -134,11 +152,12 @@ func (w *world) updates() []*xds.Resource {
 		keys = append(keys, o.Key)
 	}
 	all := append(w.compiler.Initial().Set, w.compiler.Apply(w.cache, keys).Set...)
-	ns, err := w.compiler.Namespace("prod")
+	ns, err := w.compiler.Namespace("prod", resources.AllClusters)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return append(all, ns.Set...)
+	all = append(all, ns.Set...)
+	return append(all, w.compiler.Aliases(w.cache, "prod").Set...)
 }
 
 func decode[M proto.Message](t *testing.T, a *anypb.Any, m M) M {
@@ -268,6 +287,15 @@ func (w *world) admin(method, path string) string {
 	return string(text)
 }
 
+type knowledge struct {
+	*resources.Compiler
+	dir *nodecache.Directory
+}
+
+func (k knowledge) Resolve(namespace, authority, service string) resources.Named {
+	return k.Compiler.Resolve(k.dir, namespace, authority, service)
+}
+
 // serveUnknown runs the server for unknown names where the sidecar looks for it.
 func (w *world) serveUnknown(o unknown.Options) {
 	w.t.Helper()
@@ -275,7 +303,7 @@ func (w *world) serveUnknown(o unknown.Options) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	s := unknown.New(w.compiler, o)
+	s := unknown.New(knowledge{w.compiler, w.cache}, o)
 	done := make(chan struct{})
 	go func() { _ = s.Serve(l); close(done) }()
 	w.t.Cleanup(func() { s.Stop(); <-done })

@@ -128,6 +128,11 @@ func (r *refresh) place(m nodecache.FrontMember, port nodecache.FrontPort, grpc 
 	if !ok {
 		return endpoint{}, NoSuchPort
 	}
+	return r.placeAt(m, target, grpc)
+}
+
+// placeAt is place for a port of the member itself.
+func (r *refresh) placeAt(m nodecache.FrontMember, target uint16, grpc string) (endpoint, Absence) {
 	if m.Pod == "" {
 		return withoutPod(m.Endpoint, target)
 	}

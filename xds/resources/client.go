@@ -2,6 +2,7 @@ package resources
 
 import (
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -15,19 +16,27 @@ import (
 // Shape is the number of the form in which listeners, routes and clusters are
 // written. A change of their bytes is a new shape: a running client goes on
 // with the shape that its bootstrap named, and two shapes are served side by
-// side, each in scopes of its own.
-const Shape = 1
+// side, each in scopes of its own. The one before it is shape 1, whose route
+// table takes authorities as they are written, and has no clusters for them.
+const Shape = 2
 
 // The keys of a client's node metadata, all with string values.
 const (
 	MetaShape    = "fingerpost.dev/shape"    // number of the shape
 	MetaClusters = "fingerpost.dev/clusters" // all or on-demand
+	MetaUnknown  = "fingerpost.dev/unknown"  // path of unknown.sock, with on-demand
 	MetaIPv6     = "fingerpost.dev/ipv6"     // true: listen on ::1 too
 )
 
 // scopeIPv6 holds egress6. Where IPv6 is off, that listener would be a
 // permanent rejection; so only clients that ask for it see it.
 const scopeIPv6 xds.Scope = "ipv6"
+
+// These hold the listeners of clients that fetch their clusters on demand.
+const (
+	scopeOnDemand     xds.Scope = "on-demand"
+	scopeOnDemandIPv6 xds.Scope = "on-demand/ipv6"
+)
 
 // Client is what a client says of itself in its node.
 type Client struct {
@@ -36,12 +45,17 @@ type Client struct {
 	// Shape is the shape that the client is served.
 	Shape int
 	// OnDemand is set where the client fetches clusters at their first call.
-	// No scope depends on it yet: every client has all clusters.
 	OnDemand bool
-	IPv6     bool
+	// UnknownSocket is where the client has unknown.sock; empty where it does
+	// not say.
+	UnknownSocket string
+	IPv6          bool
 	// Warnings says, one line each, what of the client's wishes is not met.
 	Warnings []string
 }
+
+// maxSocketPath is the longest path that fits sockaddr_un on Linux (unix(7)).
+const maxSocketPath = 107
 
 // label is a DNS label (RFC 1123), as Kubernetes wants it of a namespace and of
 // a Service. It also makes a namespace safe as a Lua string.
@@ -75,18 +89,58 @@ func ParseClient(node *corev3.Node) (Client, error) {
 	meta := node.GetMetadata().GetFields()
 	c.IPv6 = meta[MetaIPv6].GetStringValue() == "true"
 	c.OnDemand = meta[MetaClusters].GetStringValue() == "on-demand"
+	if path := meta[MetaUnknown].GetStringValue(); path != "" && c.OnDemand {
+		if filepath.IsAbs(path) && len(path) <= maxSocketPath && !strings.ContainsFunc(path, unicode.IsControl) {
+			c.UnknownSocket = path
+		} else {
+			c.Warnings = append(c.Warnings, fmt.Sprintf("%s %.120q is no absolute path of at most %d bytes", MetaUnknown, path, maxSocketPath))
+		}
+	}
 	c.Shape = Shape
-	if s := meta[MetaShape].GetStringValue(); s != "" && s != strconv.Itoa(Shape) {
+	switch s := meta[MetaShape].GetStringValue(); s {
+	case "", strconv.Itoa(Shape):
+	case strconv.Itoa(Shape - 1):
+		c.Shape = Shape - 1
+	default:
 		c.Warnings = append(c.Warnings, fmt.Sprintf("shape %.20q is not known to this agent; it serves shape %d", s, Shape))
 	}
 	return c, nil
 }
 
-// Scopes returns what the client may see, the most specific first.
+// Form is that of the client's route table.
+func (c Client) Form() Form {
+	switch {
+	case c.Shape < Shape:
+		return ShapeOne
+	case c.OnDemand:
+		return OnDemand
+	}
+	return AllClusters
+}
+
+// Scopes returns what the client may see, the most specific first: as written
+// for its form, then as for every client.
 func (c Client) Scopes() []xds.Scope {
-	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
+	return c.scopes(c.Form())
+}
+
+// AskingScopes are the scopes of a client that has asked for many names which
+// nobody has.
+func (c Client) AskingScopes() []xds.Scope { return c.scopes(Asking) }
+
+func (c Client) scopes(form Form) []xds.Scope {
+	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.BackendScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
+	ipv6 := scopeIPv6
+	// In front of the namespace's, which has the table of shape 1.
+	switch {
+	case form.OnDemand():
+		scopes = append([]xds.Scope{form.scope(c.Namespace), scopeOnDemand, xds.DemandScope(c.Namespace)}, scopes...)
+		ipv6 = scopeOnDemandIPv6
+	case form == AllClusters:
+		scopes = append([]xds.Scope{form.scope(c.Namespace), xds.AliasScope(c.Namespace)}, scopes...)
+	}
 	if c.IPv6 {
-		scopes = append(scopes, scopeIPv6)
+		scopes = append(scopes, ipv6)
 	}
 	return scopes
 }

@@ -68,12 +68,16 @@ type Compiler struct {
 	owners     map[nodecache.OwnerKey]*owner
 	services   map[serviceID]*service
 	namespaces map[string]*namespace
-	routes     map[string]*xds.Resource // by the namespace of clients
+	routes     map[string]map[Form]*xds.Resource // by the namespace of clients
 	exports    exports
 	fronts     map[nodecache.Name]*front
 	named      map[string]map[backendID]*backend // what tables name, by the namespace of clients
 	programs   map[string]*program               // that backends have, by hash
 	unlinked   []*nodecache.PortInfo             // of programs, and not handed out yet
+	// aliases are the clusters by Service names, by the namespace of clients that
+	// have all, then by Service and name.
+	aliases map[string]map[nodecache.Name]map[string]*backend
+	wants   wants
 }
 
 // owner is what was last compiled of an owner.
@@ -103,18 +107,22 @@ func New(o Options) (*Compiler, error) {
 		owners:     map[nodecache.OwnerKey]*owner{},
 		services:   map[serviceID]*service{},
 		namespaces: map[string]*namespace{},
-		routes:     map[string]*xds.Resource{},
+		routes:     map[string]map[Form]*xds.Resource{},
 		fronts:     map[nodecache.Name]*front{},
 		named:      map[string]map[backendID]*backend{},
 		programs:   map[string]*program{},
+		aliases:    map[string]map[nodecache.Name]map[string]*backend{},
+		wants:      newWants(),
 	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {
 		id xds.ID
 		m  proto.Message
 	}{
-		{xds.ID{Type: xds.Listener, Name: egressName, Scope: xds.Shared}, egress(egressName, "127.0.0.1", port, traces.provider())},
-		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider())},
+		{xds.ID{Type: xds.Listener, Name: egressName, Scope: xds.Shared}, egress(egressName, "127.0.0.1", port, traces.provider(), false)},
+		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider(), false)},
+		{xds.ID{Type: xds.Listener, Name: egressName, Scope: scopeOnDemand}, egress(egressName, "127.0.0.1", port, traces.provider(), true)},
+		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeOnDemandIPv6}, egress(egress6Name, "::1", port, traces.provider(), true)},
 	}
 	if traces != nil {
 		constants = append(constants, struct {
@@ -139,29 +147,34 @@ func (c *Compiler) Initial() xds.Update {
 }
 
 // Namespace returns what a client of the namespace needs whether or not the
-// namespace has owners: its route table, and at the first call what others
-// export to it. Publishing the table again changes nothing. Publish it before a client's scopes are
+// namespace has owners: its route table in the form, and at the first call what
+// others export to it. Publishing the table again changes nothing. Publish it before a client's scopes are
 // handed to the server (that is, inside its Scopes function), so that the
 // client never finds the table missing. Tables are made for namespaces that
 // have clients, not for all, and never removed. It returns an error if the
 // namespace is not one, or if too many have been named.
-func (c *Compiler) Namespace(name string) (xds.Update, error) {
+func (c *Compiler) Namespace(name string, form Form) (xds.Update, error) {
 	if !label.MatchString(name) {
 		return xds.Update{}, fmt.Errorf("namespace %.70q is not a DNS label", name)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.routes[name]
-	if r == nil {
-		if len(c.routes) >= maxNamespaces {
-			return xds.Update{}, fmt.Errorf("clients have named %d namespaces; no route table for one more", maxNamespaces)
-		}
-		var u xds.Update
+	var u xds.Update
+	tables := c.routes[name]
+	switch {
+	case tables == nil && len(c.routes) >= maxNamespaces:
+		return u, fmt.Errorf("clients have named %d namespaces; no route table for one more", maxNamespaces)
+	case tables == nil:
+		c.routes[name] = map[Form]*xds.Resource{form: nil}
 		c.tabulate(name, &u)
 		c.importAll(name, &u)
-		return u, nil
+	case tables[form] == nil:
+		hosts, _ := c.virtualHosts(name)
+		tables[form] = c.table(name, form, hosts, &u)
+	default:
+		u.Set = []*xds.Resource{tables[form]}
 	}
-	return xds.Update{Set: []*xds.Resource{r}}, nil
+	return u, nil
 }
 
 // Apply reads the views of the owners that changed and returns what follows.
@@ -186,8 +199,13 @@ func (c *Compiler) Apply(dir Directory, keys []nodecache.OwnerKey) xds.Update {
 	for _, name := range sorted(spaces, cmp.Compare[string]) {
 		c.settle(name, &u)
 	}
-	slices.SortStableFunc(u.Set, func(a, b *xds.Resource) int { return cmp.Compare(a.Type, b.Type) })
+	sortSet(&u)
 	return u
+}
+
+// sortSet puts the resources into sending order.
+func sortSet(u *xds.Update) {
+	slices.SortStableFunc(u.Set, func(a, b *xds.Resource) int { return cmp.Compare(a.Type, b.Type) })
 }
 
 func sorted[K comparable](set map[K]struct{}, compare func(a, b K) int) []K {
@@ -203,6 +221,7 @@ func sorted[K comparable](set map[K]struct{}, compare func(a, b K) int) []K {
 // and notes what that may have changed.
 func (c *Compiler) replace(key nodecache.OwnerKey, view *nodecache.Owner, touched map[serviceID]struct{}, spaces map[string]struct{}) {
 	old := c.owners[key]
+	c.wants.moved(old, view)
 	if old != nil {
 		c.moved(old.view, view)
 		c.withdraw(old, touched, spaces)

@@ -34,7 +34,7 @@ func TestReadersRunBesideChanges(t *testing.T) {
 				for _, name := range c.Names("prod") {
 					c.Providers("prod", name)
 				}
-				if _, err := c.Namespace("prod"); err != nil {
+				if _, err := c.Namespace("prod", resources.ShapeOne); err != nil {
 					t.Error(err)
 				}
 			}

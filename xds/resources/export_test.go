@@ -19,7 +19,7 @@ func of(namespace string, o *nodecache.Owner, export ...string) *nodecache.Owner
 // client makes the namespace one that has clients.
 func (w *world) client(namespace string) {
 	w.t.Helper()
-	u, err := w.c.Namespace(namespace)
+	u, err := w.c.Namespace(namespace, resources.ShapeOne)
 	if err != nil {
 		w.t.Fatal(err)
 	}

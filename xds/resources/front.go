@@ -1,10 +1,11 @@
 package resources
 
 import (
-	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -21,6 +22,12 @@ type Services interface {
 	RoutesOf(parent nodecache.Name) []*nodecache.Route
 	// Member returns the pod with the UID, and whether there is one.
 	Member(uid string) (nodecache.Member, bool)
+	// MemberAt returns the pod with the address, and whether there is one.
+	MemberAt(netip.Addr) (nodecache.Member, bool)
+	// FrontAt returns the Service with the ClusterIP, and whether there is one.
+	FrontAt(netip.Addr) (nodecache.Name, bool)
+	// FrontNames returns the names of all Services, in no order.
+	FrontNames() []nodecache.Name
 }
 
 // front is a Service that has routes, or to which one sends calls.
@@ -57,7 +64,13 @@ func (c *Compiler) Fronts(dir Services, names []nodecache.Name) xds.Update {
 	for _, name := range names {
 		r.load(name)
 	}
-	return r.finish()
+	u := r.finish()
+	for _, name := range names {
+		r.alias(name, &u)
+	}
+	r.wanted(names, &u)
+	sortSet(&u)
+	return u
 }
 
 // refresh is one look at Services that changed, under mu.
@@ -123,7 +136,7 @@ func (r *refresh) finish() xds.Update {
 	if len(r.dirty) > 0 {
 		c.forgetPrograms()
 	}
-	slices.SortStableFunc(u.Set, func(a, b *xds.Resource) int { return cmp.Compare(a.Type, b.Type) })
+	sortSet(&u)
 	return u
 }
 
@@ -292,12 +305,13 @@ func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 	}
 }
 
-// tabulate needs mu. It writes the route table of a namespace that has clients,
+// tabulate needs mu. It writes the route tables of a namespace that has clients,
 // and the clusters that it names and did not name before, or names no more.
 func (c *Compiler) tabulate(namespace string, u *xds.Update) {
 	hosts, named := c.virtualHosts(namespace)
-	id := xds.ID{Type: xds.Route, Name: RouteName, Scope: xds.NamespaceScope(namespace)}
-	c.routes[namespace] = c.build(id, func() proto.Message { return routeTable(namespace, hosts) }, c.routes[namespace], u)
+	for form := range c.routes[namespace] {
+		c.routes[namespace][form] = c.table(namespace, form, hosts, u)
+	}
 	all := maps.Clone(named)
 	for id := range c.named[namespace] {
 		all[id] = struct{}{}
@@ -306,6 +320,12 @@ func (c *Compiler) tabulate(namespace string, u *xds.Update) {
 		_, ok := named[id]
 		c.publish(namespace, id, ok, u)
 	}
+}
+
+// table needs mu. It writes one form of a namespace's table.
+func (c *Compiler) table(namespace string, form Form, hosts []*routev3.VirtualHost, u *xds.Update) *xds.Resource {
+	id := xds.ID{Type: xds.Route, Name: RouteName, Scope: form.scope(namespace)}
+	return c.build(id, func() proto.Message { return routeTable(namespace, form, hosts) }, c.routes[namespace][form], u)
 }
 
 // publish needs mu. It lets the clients of a namespace have a backend as it is
@@ -320,7 +340,7 @@ func (c *Compiler) publish(namespace string, id backendID, named bool, u *xds.Up
 		for _, r := range []*xds.Resource{now.cluster, now.cla} {
 			if old == nil || old.of(r.Type).Version != r.Version {
 				scoped := *r
-				scoped.Scope = xds.NamespaceScope(namespace)
+				scoped.Scope = xds.BackendScope(namespace)
 				u.Set = append(u.Set, &scoped)
 			}
 		}
@@ -330,7 +350,7 @@ func (c *Compiler) publish(namespace string, id backendID, named bool, u *xds.Up
 		c.named[namespace][id] = now
 	case old != nil:
 		for _, r := range []*xds.Resource{old.cluster, old.cla} {
-			u.Remove = append(u.Remove, xds.ID{Type: r.Type, Name: r.Name, Scope: xds.NamespaceScope(namespace)})
+			u.Remove = append(u.Remove, xds.ID{Type: r.Type, Name: r.Name, Scope: xds.BackendScope(namespace)})
 		}
 		delete(c.named[namespace], id)
 	}

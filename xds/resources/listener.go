@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"slices"
 	"time"
 
 	accesslogv3 "github.com/envoyproxy/go-control-plane/envoy/config/accesslog/v3"
@@ -9,6 +10,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	streamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/access_loggers/stream/v3"
 	grpcstatsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/grpc_stats/v3"
+	ondemandv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/on_demand/v3"
 	routerv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/router/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -35,7 +37,9 @@ func taken(service string) bool { return service == egressName || service == egr
 // changed here makes Envoy drain the listener: GOAWAY at once, streams cut
 // after the drain time. So it has from the start what may be wanted later, and
 // nothing that varies.
-func egress(name, host string, port uint16, tracing *hcmv3.HttpConnectionManager_Tracing) *listenerv3.Listener {
+//
+// That of a client which fetches its clusters has one filter more.
+func egress(name, host string, port uint16, tracing *hcmv3.HttpConnectionManager_Tracing, fetches bool) *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name:             name,
 		Address:          tcpAddress(host, port),
@@ -51,13 +55,13 @@ func egress(name, host string, port uint16, tracing *hcmv3.HttpConnectionManager
 		},
 		FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 			Name:       hcmName,
-			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(egressManager(tracing))},
+			ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(egressManager(tracing, fetches))},
 		}}}},
 	}
 }
 
-func egressManager(tracing *hcmv3.HttpConnectionManager_Tracing) *hcmv3.HttpConnectionManager {
-	return &hcmv3.HttpConnectionManager{
+func egressManager(tracing *hcmv3.HttpConnectionManager_Tracing, fetches bool) *hcmv3.HttpConnectionManager {
+	m := &hcmv3.HttpConnectionManager{
 		CodecType:  hcmv3.HttpConnectionManager_AUTO,
 		StatPrefix: "egress",
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
@@ -82,6 +86,24 @@ func egressManager(tracing *hcmv3.HttpConnectionManager_Tracing) *hcmv3.HttpConn
 		// The sidecar passes on what the two sides say and adds nothing.
 		ServerHeaderTransformation: hcmv3.HttpConnectionManager_PASS_THROUGH,
 		SkipXffAppend:              true,
+	}
+	if fetches {
+		m.HttpFilters = slices.Insert(m.HttpFilters, len(m.HttpFilters)-1, onDemand())
+	}
+	return m
+}
+
+const onDemandName = "envoy.filters.http.on_demand"
+
+// onDemand holds a call until its cluster is there. The agent answers every name
+// at once; one that is away is waited for as long as Envoy does by default.
+func onDemand() *hcmv3.HttpFilter {
+	return &hcmv3.HttpFilter{
+		Name: onDemandName,
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(&ondemandv3.OnDemand{Odcds: &ondemandv3.OnDemandCds{
+			Source:  overADS(15 * time.Second),
+			Timeout: duration(5 * time.Second),
+		}})},
 	}
 }
 

@@ -38,7 +38,7 @@ func newMesh(t *testing.T, namespaces ...string) *mesh {
 // client is one of the namespace that connects.
 func (m *mesh) client(ns string) {
 	m.t.Helper()
-	u, err := m.c.Namespace(ns)
+	u, err := m.c.Namespace(ns, resources.ShapeOne)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func (m *mesh) backends(ns string) string {
 	m.t.Helper()
 	var out []string
 	for id, r := range m.published {
-		if id.Type != xds.Endpoint || id.Scope != xds.NamespaceScope(ns) || !strings.HasPrefix(id.Name, "backend/") {
+		if id.Type != xds.Endpoint || id.Scope != xds.BackendScope(ns) || !strings.HasPrefix(id.Name, "backend/") {
 			continue
 		}
 		if m.published[xds.ID{Type: xds.Cluster, Name: id.Name, Scope: id.Scope}] == nil {
@@ -312,7 +312,7 @@ func TestBackendSpeaksWhatItsPortSpeaks(t *testing.T) {
 	m.route(httpRoute("prod", "r", web, rule))
 	m.flush()
 	for name, callers := range map[string]bool{"backend/prod/web/80": true, "backend/prod/canary/80": false} {
-		c := decode(t, m.published[xds.ID{Type: xds.Cluster, Name: name, Scope: "ns/prod"}], &clusterv3.Cluster{})
+		c := decode(t, m.published[xds.ID{Type: xds.Cluster, Name: name, Scope: "backend/prod"}], &clusterv3.Cluster{})
 		var o upstreamv3.HttpProtocolOptions
 		if err := c.GetTypedExtensionProtocolOptions()["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"].UnmarshalTo(&o); err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	previousv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/retry/host/previous_hosts/v3"
 	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/lua/v3"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
 // RouteName is the name of the route table that Envoy's listeners ask for.
@@ -22,17 +23,26 @@ const byNameRoute = "by-name"
 // the route table sends a call that no other cluster is there for.
 const UnknownCluster = "unknown"
 
-// routeCode computes a call's cluster. It reads the global NAMESPACE.
-//
-//go:embed route.lua
-var routeCode string
+// The code that computes a call's cluster. It reads the global NAMESPACE, that of
+// shape 2 MODE as well.
+var (
+	//go:embed shape1.lua
+	shape1Code string
+	//go:embed shape2.lua
+	shape2Code string
+)
 
 // routeTable has the virtual hosts of the Services that have routes, and for
 // all other calls one route whose cluster is computed from what the call names.
-// That one depends on the namespace alone.
-func routeTable(namespace string, hosts []*routev3.VirtualHost) *routev3.RouteConfiguration {
+// That one depends on the namespace and the form alone.
+func routeTable(namespace string, form Form, hosts []*routev3.VirtualHost) *routev3.RouteConfiguration {
 	// Quoting is the same in Lua and Go for a namespace, see label.
-	code := "NAMESPACE = " + strconv.Quote(namespace) + "\n" + routeCode
+	code := "NAMESPACE = " + strconv.Quote(namespace) + "\n"
+	if form == ShapeOne {
+		code += shape1Code
+	} else {
+		code += "MODE = " + strconv.Quote(form.String()) + "\n" + shape2Code
+	}
 	action := defaultAction()
 	action.ClusterSpecifier = &routev3.RouteAction_InlineClusterSpecifierPlugin{
 		InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
@@ -47,6 +57,9 @@ func routeTable(namespace string, hosts []*routev3.VirtualHost) *routev3.RouteCo
 			},
 		},
 	}
+	if form.OnDemand() {
+		hosts = atHand(hosts)
+	}
 	return &routev3.RouteConfiguration{
 		Name: RouteName,
 		VirtualHosts: append(slices.Clip(hosts), &routev3.VirtualHost{
@@ -59,6 +72,19 @@ func routeTable(namespace string, hosts []*routev3.VirtualHost) *routev3.RouteCo
 			}},
 		}),
 	}
+}
+
+// atHand are virtual hosts whose clusters a client has from the start: it does
+// not ask for one that is not there, so that the call fails by the route's word.
+func atHand(hosts []*routev3.VirtualHost) []*routev3.VirtualHost {
+	out := make([]*routev3.VirtualHost, len(hosts))
+	for i, h := range hosts {
+		out[i] = &routev3.VirtualHost{
+			Name: h.Name, Domains: h.Domains, Routes: h.Routes,
+			TypedPerFilterConfig: map[string]*anypb.Any{onDemandName: pack(&routev3.FilterConfig{Disabled: true})},
+		}
+	}
+	return out
 }
 
 // defaultAction has the policies of a route of which nobody says anything, and

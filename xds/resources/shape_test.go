@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -34,13 +35,56 @@ func TestShapeKeepsItsBytes(t *testing.T) {
 			all = append(all, &traced)
 		}
 	}
-	ns, err := w.c.Namespace("prod")
+	ns, err := w.c.Namespace("prod", resources.ShapeOne)
 	if err != nil {
 		t.Fatal(err)
 	}
 	all = append(all, ns.Set...)
 	all = append(all, w.set(known("a", "a", []string{"company.v1.Users"}, pod("10.0.0.1", nodecache.Serving), pod("fd00::1", nodecache.Draining))).Set...)
-	dir := filepath.Join("testdata", fmt.Sprintf("shape-%d", resources.Shape))
+	old := resources.Client{Namespace: "prod", Shape: 1, IPv6: true}.Scopes()
+	golden(t, "shape-1", slices.DeleteFunc(all, func(r *xds.Resource) bool { return !slices.Contains(old, r.Scope) })...)
+}
+
+// What shape 2 has of its own; all else is as in shape 1.
+func TestShapeTwoKeepsItsBytes(t *testing.T) {
+	m := newMesh(t)
+	m.learn(m.pod("a", "10.0.0.1", nodecache.Serving), serves(1000, "pkg.v1.A"))
+	m.service("prod", "users", nodecache.FrontPort{Name: "grpc", Port: 80}, "a")
+	m.flush()
+	u, err := m.c.Namespace("prod", resources.AllClusters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "shape-2", append(u.Set, m.c.Aliases(m.dir, "prod").Set...)...)
+	if u, err = m.c.Namespace("prod", resources.Asking); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "shape-2/asking", u.Set...)
+	if u, err = m.c.Namespace("prod", resources.OnDemand); err != nil {
+		t.Fatal(err)
+	}
+	wanted, _ := m.c.Want(m.dir, "prod", "/run/fingerpost/unknown.sock", []string{"at/users/pkg.v1.A"}, 1)
+	golden(t, "shape-2/demand", slices.DeleteFunc(slices.Clone(wanted.Set), func(r *xds.Resource) bool { return r.Scope != xds.DemandScope("prod") })...)
+	wanted, _ = m.c.Want(m.dir, "prod", "/run/fingerpost/unknown.sock", []string{"prod/pkg.v1.Nobody"}, 1)
+	all := append(u.Set, wanted.Set...)
+	mine := resources.Client{Namespace: "prod", Shape: 2, OnDemand: true, IPv6: true}.Scopes()
+	mine = append(mine, xds.FallbackScope("prod", "/run/fingerpost/unknown.sock"))
+	for _, r := range m.c.Initial().Set {
+		if slices.Contains(mine, r.Scope) && r.Scope != xds.Shared {
+			all = append(all, r)
+		}
+	}
+	golden(t, "shape-2/on-demand", all...)
+}
+
+func golden(t *testing.T, dir string, all ...*xds.Resource) {
+	t.Helper()
+	dir = filepath.Join("testdata", dir)
+	if os.Getenv("UPDATE") != "" {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, r := range all {
 		text, err := protojson.Marshal(r.Body)
 		if err != nil {
@@ -90,19 +134,27 @@ func TestClientSaysItsNamespace(t *testing.T) {
 		scopes   int
 		warnings int
 	}{
-		{nil, 3, 0},
-		{meta(resources.MetaShape, "1"), 3, 0},
-		{meta(resources.MetaShape, "2"), 3, 1},
-		{meta(resources.MetaShape, "x"), 3, 1},
-		{meta(resources.MetaIPv6, "true"), 4, 0},
-		{meta(resources.MetaIPv6, "false", resources.MetaClusters, "on-demand"), 3, 0},
+		{nil, 6, 0},
+		{meta(resources.MetaShape, "1"), 4, 0},
+		{meta(resources.MetaShape, "2"), 6, 0},
+		{meta(resources.MetaShape, "3"), 6, 1},
+		{meta(resources.MetaShape, "x"), 6, 1},
+		{meta(resources.MetaIPv6, "true"), 7, 0},
+		{meta(resources.MetaClusters, "all", resources.MetaUnknown, "not looked at"), 6, 0},
+		{meta(resources.MetaIPv6, "true", resources.MetaShape, "1"), 5, 0},
 	} {
 		got, err := resources.ParseClient(&corev3.Node{Id: "prod/a-1", Metadata: c.meta})
-		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != 1 {
+		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != map[bool]int{true: 1, false: 2}[c.scopes < 6] {
 			t.Errorf("%v: %+v, %v", c.meta, got, err)
 		}
 		scopes := got.Scopes()
-		if len(scopes) != c.scopes || len(got.Warnings) != c.warnings || scopes[0] != xds.NamespaceScope("prod") || scopes[1] != xds.APIScope("prod") || scopes[2] != xds.Shared {
+		if got.Shape == 2 {
+			if scopes[0] != xds.TableScope("prod", "all") || scopes[1] != xds.AliasScope("prod") {
+				t.Errorf("%v: %v", c.meta, scopes)
+			}
+			scopes, c.scopes = scopes[2:], c.scopes-2
+		}
+		if len(scopes) != c.scopes || len(got.Warnings) != c.warnings || scopes[0] != xds.NamespaceScope("prod") || scopes[1] != xds.BackendScope("prod") || scopes[2] != xds.APIScope("prod") || scopes[3] != xds.Shared {
 			t.Errorf("%v: %v, %v", c.meta, scopes, got.Warnings)
 		}
 	}
@@ -110,16 +162,16 @@ func TestClientSaysItsNamespace(t *testing.T) {
 
 func TestNamespaceHasItsTableWithoutOwners(t *testing.T) {
 	w := newWorld(t)
-	a, err := w.c.Namespace("empty")
+	a, err := w.c.Namespace("empty", resources.ShapeOne)
 	if err != nil || len(a.Set) != 1 || a.Set[0].Scope != xds.NamespaceScope("empty") || a.Set[0].Name != resources.RouteName {
 		t.Fatalf("%+v, %v", a, err)
 	}
-	b, _ := w.c.Namespace("empty")
-	other, _ := w.c.Namespace("other")
+	b, _ := w.c.Namespace("empty", resources.ShapeOne)
+	other, _ := w.c.Namespace("other", resources.ShapeOne)
 	if a.Set[0] != b.Set[0] || a.Set[0].Version == other.Set[0].Version {
 		t.Error("a namespace's table is not its own")
 	}
-	if _, err := w.c.Namespace(`x" .. os.exit() .. "`); err == nil {
+	if _, err := w.c.Namespace(`x" .. os.exit() .. "`, resources.ShapeOne); err == nil {
 		t.Error("a namespace that is code is taken")
 	}
 }

@@ -16,6 +16,8 @@ type Call struct {
 	Node      string // the sidecar's node id
 	Authority string
 	Path      string
+	// Form is that of the sidecar's route table.
+	Form resources.Form
 }
 
 // Decision is what is said of a call at one moment.
@@ -28,6 +30,9 @@ type Decision struct {
 	// Pending are the owners that have not been asked to the end: a call waits
 	// a while for them before it gets Status.
 	Pending []nodecache.OwnerKey
+	// Deliver is the cluster that the caller's sidecar is to be given, since it
+	// does not ask for it again; empty for none.
+	Deliver string
 
 	namespace string
 	changed   <-chan struct{} // closed at the next change; set where Pending has entries
@@ -40,17 +45,17 @@ func Decide(k Knowledge, synced bool, c Call) Decision {
 		return Decision{Status: status.Newf(code, format, args...)}
 	}
 	namespace, _, err := resources.ParseNodeID(c.Node)
-	rule := resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: c.Path})
+	rule := resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: c.Path, Form: c.Form})
 	service := rule.Service
 	switch {
 	case service == "":
 		return says(codes.Unimplemented, "malformed path %q: not /package.Service/Method", c.Path)
-	case !rule.ByPath:
-		return says(codes.Unavailable, "authority %q names a Service; calls by Service name are not built yet", c.Authority)
 	case err != nil:
 		return says(codes.Unavailable, "the sidecar does not say whose it is in header %q (write its bootstrap anew): %v", NodeHeader, err)
 	case !synced:
 		return says(codes.Unavailable, "the agent has not read the cluster yet; it cannot tell where %s is", service)
+	case !rule.ByPath:
+		return decideNamed(k, namespace, service, c)
 	case nodecache.Infrastructure(service) && reflection(service, rule.Method):
 		return Decision{Reflection: true, namespace: namespace}
 	}
@@ -60,7 +65,11 @@ func Decide(k Knowledge, synced bool, c Call) Decision {
 	}
 	switch {
 	case answer.Served:
-		return says(codes.Unavailable, "%s is known, your sidecar is being updated", service)
+		d := says(codes.Unavailable, "%s is known, your sidecar is being updated", service)
+		if c.Form == resources.Asking {
+			d.Deliver = rule.Cluster
+		}
+		return d
 	case len(answer.Suspects) > 0:
 		d := says(codes.Unavailable, "%s in namespace %s: %s", service, namespace, describe(answer.Suspects))
 		d.Pending, d.changed = pending(answer), answer.Changed
@@ -68,6 +77,40 @@ func Decide(k Knowledge, synced bool, c Call) Decision {
 	default:
 		return says(codes.Unimplemented, "unknown service %s in namespace %s", service, namespace)
 	}
+}
+
+// decideNamed says what a call gets that names a Service or a pod.
+func decideNamed(k Knowledge, namespace, service string, c Call) Decision {
+	n := k.Resolve(namespace, c.Authority, service)
+	rule := resources.ByName(resources.Call{Namespace: namespace, Authority: c.Authority, Path: c.Path, Form: c.Form})
+	says := func(code codes.Code, format string, args ...any) Decision {
+		return Decision{Status: status.Newf(code, "authority %.300q: "+format, append([]any{c.Authority}, args...)...)}
+	}
+	switch {
+	case n.Reason != "":
+		return says(codes.Unavailable, "%s", n.Reason)
+	case n.Refused:
+		return says(codes.Unimplemented, "unknown service %s: nobody at %s serves it", service, &n)
+	case c.Form == resources.ShapeOne:
+		return says(codes.Unavailable, "the sidecar's bootstrap is of a release that does not know %s; write it anew", &n)
+	case c.Form.OnDemand():
+		d := says(codes.Unavailable, "%s is known, your sidecar is being updated", &n)
+		if c.Form == resources.Asking {
+			d.Deliver = rule.Cluster
+		}
+		return d
+	case n.Silent != "":
+		return says(codes.Unavailable, "%s, and the sidecar has all clusters from the start; name the port grpc, or write its bootstrap with --clusters on-demand", n.Silent)
+	case n.Alias == "":
+		return says(codes.Unavailable, "%s needs clusters on demand; write the sidecar's bootstrap with --clusters on-demand", &n)
+	case n.Alias != rule.Authority():
+		return says(codes.Unavailable, "it is %s, which needs clusters on demand by this name; call it as %s", &n, n.Alias)
+	case len(n.Pending) > 0:
+		d := says(codes.Unavailable, "%s: its pods are being asked what they serve", &n)
+		d.Pending = n.Pending
+		return d
+	}
+	return says(codes.Unavailable, "%s is known, your sidecar is being updated", &n)
 }
 
 // pending returns the owners that have not been asked to the end.

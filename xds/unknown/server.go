@@ -3,7 +3,8 @@
 // arrives and says what is known of it:
 //
 //	the path is no method                        UNIMPLEMENTED
-//	the authority names a Service                UNAVAILABLE
+//	the authority names nothing                  UNAVAILABLE  why
+//	it names pods that a sidecar has to ask for  UNAVAILABLE  clusters on demand are needed
 //	the agent has not read the cluster yet       UNAVAILABLE
 //	the service is known by now                  UNAVAILABLE  the sidecar is being updated
 //	an owner that may have it was not asked yet  wait up to a second, then UNAVAILABLE
@@ -36,7 +37,7 @@ import (
 // NodeHeader is the request header in which a sidecar says its node id. The
 // bootstrap makes it overwrite what the application sent. A pod that the kernel
 // proves counts instead of it ([Options.Caller]).
-const NodeHeader = "fingerpost-node"
+const NodeHeader = resources.NodeHeader
 
 // pace is how often a waiting call looks again while much changes.
 const pace = 20 * time.Millisecond
@@ -50,12 +51,19 @@ type Knowledge interface {
 	Names(namespace string) []string
 	// Providers returns the owners behind a service.
 	Providers(namespace, service string) []*nodecache.Owner
+	// Resolve says what an authority names for callers of a namespace, and who
+	// there may get calls of a service.
+	Resolve(namespace, authority, service string) resources.Named
 }
 
 // Options configures a [Server]. The zero Options works.
 type Options struct {
 	// Synced tells whether the agent has read the cluster. Nil: it has.
 	Synced func() bool
+	// Form is that of the route table of the sidecar that says a node id, by the
+	// pod that is proved to call, empty where none is. Nil: all have
+	// [resources.AllClusters].
+	Form func(says, pod string) resources.Form
 	// Hurry asks that the owners be collected before others, since a call
 	// waits for them. It must not block. Nil: nobody is asked.
 	Hurry func([]nodecache.OwnerKey)
@@ -65,6 +73,9 @@ type Options struct {
 	// then counts instead of [NodeHeader]; empty where none is. An error is the
 	// answer to the call. Nil: no pod is proved.
 	Caller func(context.Context) (pod string, err error)
+	// Deliver lets a sidecar have a cluster that it does not ask for by itself. It
+	// must not block. Nil: no sidecar gets one.
+	Deliver func(node, cluster string)
 	// Patience is how long a call waits for owners that were not asked yet; 0
 	// is 1 second.
 	Patience time.Duration
@@ -90,6 +101,12 @@ type Server struct {
 func New(k Knowledge, o Options) *Server {
 	if o.Synced == nil {
 		o.Synced = func() bool { return true }
+	}
+	if o.Form == nil {
+		o.Form = func(string, string) resources.Form { return resources.AllClusters }
+	}
+	if o.Deliver == nil {
+		o.Deliver = func(string, string) {}
 	}
 	if o.Hurry == nil {
 		o.Hurry = func([]nodecache.OwnerKey) {}
@@ -140,7 +157,8 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	call := Call{Node: cmp.Or(pod, first(md, NodeHeader)), Authority: first(md, ":authority"), Path: path}
+	says := first(md, NodeHeader)
+	call := Call{Node: cmp.Or(pod, says), Authority: first(md, ":authority"), Path: path, Form: s.opts.Form(says, pod)}
 	d := Decide(s.know, s.opts.Synced(), call)
 	if d.Reflection {
 		return s.reflect(d.namespace, stream)
@@ -158,6 +176,9 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) error {
 		default:
 		}
 	}
+	if d.Deliver != "" {
+		s.opts.Deliver(call.Node, d.Deliver)
+	}
 	return d.Status.Err()
 }
 
@@ -166,6 +187,11 @@ func (s *Server) wait(ctx context.Context, call Call, d Decision) (Decision, err
 	end := time.NewTimer(s.opts.Patience)
 	defer end.Stop()
 	for {
+		if d.changed == nil { // nobody tells
+			now := make(chan struct{})
+			close(now)
+			d.changed = now
+		}
 		select {
 		case <-d.changed:
 		case <-end.C:

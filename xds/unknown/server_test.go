@@ -37,6 +37,7 @@ type fake struct {
 	answer    resources.Answer
 	changed   chan struct{}
 	names     []string
+	named     resources.Named
 	providers map[string][]*nodecache.Owner
 }
 
@@ -45,6 +46,12 @@ func newFake(owners ...*nodecache.Owner) *fake {
 	f.answer = resources.Answer{Suspects: owners, Changed: f.changed}
 	return f
 }
+
+var users = nodecache.Name{Namespace: "prod", Name: "users"}
+
+func named(n resources.Named) *fake { return &fake{named: n} }
+
+func (f *fake) Resolve(string, string, string) resources.Named { return f.named }
 
 func (f *fake) Lookup(string, string) resources.Answer {
 	f.mu.Lock()
@@ -110,6 +117,7 @@ func TestAnswerFollowsWhatIsKnown(t *testing.T) {
 		know      *fake
 		unsynced  bool
 		anonymous bool
+		old       bool
 		want      codes.Code
 		text      string
 	}{
@@ -121,7 +129,14 @@ func TestAnswerFollowsWhatIsKnown(t *testing.T) {
 		{name: "not synced", know: newFake(), unsynced: true, want: codes.Unavailable, text: "has not read the cluster yet"},
 		{name: "infrastructure", path: "/grpc.health.v1.Health/Check", know: newFake(failed), want: codes.Unimplemented, text: "unknown service grpc.health.v1.Health"},
 		{name: "other reflection method", path: "/grpc.reflection.v1.ServerReflection/Other", know: newFake(), want: codes.Unimplemented, text: "unknown service"},
-		{name: "Service name", authority: "users.prod:50051", know: newFake(), want: codes.Unavailable, text: `"users.prod:50051" names a Service; calls by Service name are not built yet`},
+		{name: "names nothing", authority: "users.prod:50051", know: named(resources.Named{Reason: "no Service has the name"}), want: codes.Unavailable, text: `authority "users.prod:50051": no Service has the name`},
+		{name: "nobody there", authority: "users.prod:50051", know: named(resources.Named{Service: users, Port: 80, Refused: true}), want: codes.Unimplemented, text: "unknown service pkg.S: nobody at port 80 of Service prod/users serves it"},
+		{name: "other namespace", authority: "users.shop", know: named(resources.Named{Service: users, Port: 80}), want: codes.Unavailable, text: "needs clusters on demand"},
+		{name: "other form", authority: "10.0.0.1:80", know: named(resources.Named{Service: users, Port: 80, Alias: "users.prod:80", Known: true}), want: codes.Unavailable, text: "call it as users.prod:80"},
+		{name: "no word of the port", authority: "users", know: named(resources.Named{Service: users, Port: 80, Alias: "users.prod:80", Silent: "nothing says so"}), want: codes.Unavailable, text: "nothing says so"},
+		{name: "Service by now", authority: "users", know: named(resources.Named{Service: users, Port: 80, Alias: "users.prod:80", Known: true}), want: codes.Unavailable, text: "port 80 of Service prod/users is known, your sidecar is being updated"},
+		{name: "pods of the Service are asked", authority: "users", know: named(resources.Named{Service: users, Port: 80, Alias: "users.prod:80", Pending: []nodecache.OwnerKey{{UID: "u"}}}), want: codes.Unavailable, text: "its pods are being asked"},
+		{name: "old sidecar", authority: "users", old: true, know: named(resources.Named{Service: users, Port: 80, Alias: "users.prod:80", Known: true}), want: codes.Unavailable, text: "the sidecar's bootstrap is of a release that does not know"},
 		{name: "loopback in other words", authority: "LOCALHOST.:1", know: newFake(), want: codes.Unimplemented, text: "unknown service pkg.S"},
 		{name: "path too long", path: "/a/pkg.S/Do", know: newFake(), want: codes.Unimplemented, text: "malformed"},
 		{name: "path with odd letters", path: "/pkg.S/D-o", know: newFake(), want: codes.Unimplemented, text: "malformed"},
@@ -134,7 +149,15 @@ func TestAnswerFollowsWhatIsKnown(t *testing.T) {
 			if c.path == "" {
 				c.path = "/pkg.S/Do"
 			}
-			conn := serve(t, c.know, unknown.Options{Synced: func() bool { return !c.unsynced }, Patience: 30 * time.Millisecond}, c.authority)
+			conn := serve(t, c.know, unknown.Options{
+				Synced: func() bool { return !c.unsynced }, Patience: 30 * time.Millisecond,
+				Form: func(string, string) resources.Form {
+					if c.old {
+						return resources.ShapeOne
+					}
+					return resources.AllClusters
+				},
+			}, c.authority)
 			ctx := caller(t)
 			if c.anonymous {
 				ctx = t.Context()

@@ -1,0 +1,147 @@
+package resources
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// A client that has all its clusters from the start cannot ask for what a call
+// names, and the names are without end. It gets, for each port of the Services
+// of its own namespace, under the one form service.namespace:port, a cluster for
+// each gRPC service that somebody behind the port is known to serve, and where
+// there are pods that cannot say what they serve one without a service's name,
+// for the calls of every other: such a call is not served by the pods that have
+// said what they serve, so that it has the same endpoints whatever it names.
+// route.lua writes a call's authority in that form.
+
+// alias is the authority of a Service's port in the form that these clients have.
+func alias(service nodecache.Name, port uint16) string {
+	return fmt.Sprintf("%s.%s:%d", service.Name, service.Namespace, port)
+}
+
+// Aliases returns the clusters by Service names that clients with all clusters
+// have in the namespace. It is as [Compiler.Namespace]: at the first call, all;
+// later what changes comes by [Compiler.Fronts].
+func (c *Compiler) Aliases(dir Services, namespace string) xds.Update {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var u xds.Update
+	if c.aliases[namespace] != nil {
+		return u
+	}
+	c.aliases[namespace] = map[nodecache.Name]map[string]*backend{}
+	r := c.refresh(dir)
+	for _, name := range dir.FrontNames() {
+		r.alias(name, &u)
+	}
+	sortSet(&u)
+	return u
+}
+
+// alias needs mu. It writes the clusters by the Service's name for clients of
+// its namespace that have all.
+func (r *refresh) alias(name nodecache.Name, u *xds.Update) {
+	of, ok := r.c.aliases[name.Namespace]
+	if !ok {
+		return
+	}
+	was, now := of[name], map[string]*backend{}
+	if v := r.view(name); v != nil && v.External == "" && label.MatchString(name.Name) {
+		for _, fp := range v.Ports {
+			p := place{port: fp.Port}
+			r.findMembers(&p, v, v.Members())
+			r.aliasPort(fp, &p, was, now, u)
+		}
+	}
+	scope := xds.AliasScope(name.Namespace)
+	for _, cluster := range slices.Sorted(maps.Keys(was)) {
+		if now[cluster] == nil {
+			u.Remove = append(u.Remove, xds.ID{Type: xds.Cluster, Name: cluster, Scope: scope}, xds.ID{Type: xds.Endpoint, Name: cluster, Scope: scope})
+		}
+	}
+	if len(now) == 0 {
+		delete(of, name)
+	} else {
+		of[name] = now
+	}
+}
+
+// aliasPort needs mu. A cluster that was there stays until it is known of all
+// behind the port that they do not serve what it is for.
+func (r *refresh) aliasPort(fp nodecache.FrontPort, p *place, was, now map[string]*backend, u *xds.Update) {
+	crowd, authority := r.crowd(p, ""), alias(p.service, fp.Port)
+	add := func(name, service string, wanted bool) {
+		if wanted || was[name] != nil && !crowd.refuses(service) {
+			if b := r.c.pair(name, xds.AliasScope(p.service.Namespace), crowd.endpoints(service), was[name], u); b != nil {
+				now[name] = b
+			}
+		}
+	}
+	add(atPrefix+authority, anyOther, crowd.silent(fp))
+	for _, service := range crowd.services() {
+		add(atName(authority, service), service, true)
+	}
+	for name := range was {
+		if service := calledBy(name, authority); service != "" && now[name] == nil {
+			add(name, service, false)
+		}
+	}
+}
+
+// calledBy is the gRPC service in the name of the authority's cluster; empty if
+// it is another's.
+func calledBy(name, authority string) string {
+	prefix := atName(authority, "")
+	if len(name) <= len(prefix) || name[:len(prefix)] != prefix {
+		return ""
+	}
+	return name[len(prefix):]
+}
+
+// services are those that somebody there is known to serve, sorted.
+func (c crowd) services() []string {
+	var names []string
+	for i := range c {
+		if s := &c[i]; s.member.Pod != nil && s.absent != NoSuchPort {
+			names = append(names, s.owner.On(s.member.Pod, s.target)...)
+		}
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), unservable)
+}
+
+// silent tells whether somebody there speaks gRPC, for what is said of the
+// port, and does not say what it serves: who is yet to be asked may.
+func (c crowd) silent(fp nodecache.FrontPort) bool {
+	return slices.ContainsFunc(c, func(s standee) bool {
+		switch {
+		case s.absent != "" || s.lacks(anyOther) || s.owner != nil && unasked(s.owner):
+			return false
+		case s.member.Pod == nil:
+			return fp.GRPC()
+		}
+		return slices.ContainsFunc(s.member.AllHints(), func(h nodecache.Hint) bool { return h.Port == s.target })
+	})
+}
+
+// pair needs mu. It returns a cluster and its CLA as they are from now on, nil
+// if they cannot be made.
+func (c *Compiler) pair(name string, scope xds.Scope, es []endpoint, old *backend, u *xds.Update) *backend {
+	if old == nil {
+		old = &backend{}
+	}
+	b := &backend{
+		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, old.cluster, u),
+		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, old.cla, u),
+	}
+	if b.cluster == nil || b.cla == nil {
+		return nil
+	}
+	return b
+}
