@@ -219,9 +219,11 @@ func (c *Cluster) reflect(ctx context.Context, resource string, kind runtime.Obj
 		Name:            resource,
 		TypeDescription: resource,
 		Logger:          &logger,
-		// Doubling, with as much again of jitter. The first step is short:
-		// an agent and its API server often start together.
-		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 30, Factor: 2, Jitter: 1},
+		// Doubling, with as much again of jitter. The first step is short: an
+		// agent and its API server often start together. So is the longest: what
+		// happens between the server's return and ours nobody here knows, and a
+		// try that is refused costs little.
+		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Cap: 5 * time.Second, Steps: 30, Factor: 2, Jitter: 1},
 	})
 	r.RunWithContext(ctx)
 }
