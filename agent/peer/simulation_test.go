@@ -369,6 +369,6 @@ func TestClusterOf100NodesCollectsEachOwnerOnce(t *testing.T) {
 	checkSimulation(t, simulate(t, 100, 1000))
 }
 
-func TestClusterOf1000NodesCollectsEachOwnerOnce(t *testing.T) {
-	checkSimulation(t, simulate(t, 1000, 500))
+func TestClusterOf300NodesCollectsEachOwnerOnce(t *testing.T) {
+	checkSimulation(t, simulate(t, 300, 300))
 }
