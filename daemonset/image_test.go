@@ -281,7 +281,7 @@ func runsReadOnly(t *testing.T, root string) {
 	defer func() {
 		if !ended {
 			_ = cmd.Process.Kill()
-			<-done
+			_ = <-done
 		}
 		if t.Failed() {
 			t.Logf("the agent:\n%s", log.String())

@@ -154,11 +154,11 @@ func TestPeersWordBeforeTheFlightBeginsIsKept(t *testing.T) {
 	}
 	p.place = collect.OwnNode
 	a.dir.UpsertPod(podAt("a1", "a", l))
-	o := a.await(t, "a", knows(nodecache.Known))
+	a.await(t, "a", knows(nodecache.Known))
 	if err := a.Wait(t.Context(), key("a")); err != nil {
 		t.Fatal(err)
 	}
-	if o = a.dir.Owner(key("a")); o.Knowledge != nodecache.Known || o.Origin != nodecache.OriginPeer || l.accepted.Load() > 0 {
+	if o := a.dir.Owner(key("a")); o.Knowledge != nodecache.Known || o.Origin != nodecache.OriginPeer || l.accepted.Load() > 0 {
 		t.Errorf("owner %+v after %d connections", o, l.accepted.Load())
 	}
 }

@@ -67,7 +67,9 @@ func loadPod(n int, ns string) *corev1.Pod {
 	for len(fields) < 4800 {
 		fields += fmt.Sprintf(`,"f:key-%s":{}`, hex(12))
 	}
-	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(fields + "}}}")}}}
+	var set metav1.FieldsV1
+	set.SetRawString(fields + "}}}")
+	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &set}}
 	return pod
 }
 

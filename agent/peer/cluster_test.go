@@ -239,18 +239,6 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// head is the node that is to collect the owner, of n0 to n4.
-func head(t *testing.T, as []*agent, owner string) *agent {
-	t.Helper()
-	for _, a := range as {
-		if a.exchange.Place(a.dir.Owner(key(owner))) == collect.OwnNode {
-			return a
-		}
-	}
-	t.Fatal("nobody is in charge")
-	return nil
-}
-
 // Check 44: an owner with pods on five nodes is collected once in the cluster,
 // however many owners there are, and every agent knows all of it.
 func TestOwnerWithPodsOnFiveNodesIsCollectedOnce(t *testing.T) {

@@ -30,7 +30,7 @@ func (x *Exchange) live(node string) bool {
 		return true
 	}
 	c := x.peers[node]
-	return x.roster != nil && x.roster.byNode[node] != nil && !(c != nil && c.gone && time.Now().Before(c.until))
+	return x.roster != nil && x.roster.byNode[node] != nil && (c == nil || !c.gone || !time.Now().Before(c.until))
 }
 
 // avoided needs mu. It tells whether the peer is left alone for now.

@@ -101,7 +101,7 @@ func newRoster(ms []Member) *roster {
 }
 
 func (r *roster) equal(s *roster) bool {
-	return slices.EqualFunc(r.ring, s.ring, func(a, b *seat) bool { return a.Member.equal(b.Member) })
+	return slices.EqualFunc(r.ring, s.ring, func(a, b *seat) bool { return a.equal(b.Member) })
 }
 
 // sameNodes tells whether both have the same nodes.

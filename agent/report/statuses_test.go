@@ -216,7 +216,7 @@ const toNobody = `{parentRefs: [{group: "", kind: Service, name: nobody}], rules
 // routeEvents are those about routes, as "reason kind/name: message".
 func (w *routeWorld) routeEvents() []string {
 	w.t.Helper()
-	l, err := w.api.Client.CoreV1().Events(w.ns).List(w.t.Context(), metav1.ListOptions{})
+	l, err := w.api.Client.CoreV1().Events(w.ns).List(w.t.Context(), metav1.ListOptions{FieldSelector: "source=fingerpost"})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func events(t *testing.T, api *harness.APIServer, namespace string, want ...stri
 	t.Helper()
 	slices.Sort(want)
 	harness.Eventually(t, soon, func() error {
-		l, err := api.Client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{})
+		l, err := api.Client.CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "source=fingerpost"})
 		if err != nil {
 			return err
 		}

@@ -212,7 +212,7 @@ func newNode(t testing.TB) *node {
 	if n.Prover, err = identity.Open(identity.Options{Pods: n.pods}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(n.Prover.Close)
+	t.Cleanup(n.Close)
 	return n
 }
 

@@ -242,7 +242,7 @@ func find(v any, apiVersion, kind string, path []any, namespaces map[string]*cor
 	if apiVersion == "v1" && kind == "Namespace" {
 		var ns corev1.Namespace
 		if err := decode(object, &ns); err != nil {
-			return nil, fmt.Errorf("Namespace: %w", err)
+			return nil, fmt.Errorf("kind Namespace: %w", err)
 		}
 		namespaces[ns.Name] = &ns
 		return nil, nil

@@ -144,7 +144,7 @@ func podOf(t *testing.T, object map[string]any) *corev1.Pod {
 	if len(p.Spec.Containers) == 0 {
 		return nil
 	}
-	p.ObjectMeta.Name, p.ObjectMeta.Namespace = object["metadata"].(map[string]any)["name"].(string), ""
+	p.Name, p.Namespace = object["metadata"].(map[string]any)["name"].(string), ""
 	if _, ok := p.Labels[injection.Label]; !ok {
 		if p.Labels == nil {
 			p.Labels = map[string]string{}

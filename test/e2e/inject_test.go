@@ -137,7 +137,7 @@ func TestInjectedSidecarWaitsForTheAgentAndSaysSo(t *testing.T) {
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		<-ended
+		_ = <-ended
 		if t.Failed() {
 			t.Logf("log of Envoy:\n%s", log)
 		}

@@ -64,7 +64,7 @@ func (a *agentProcess) counts(metric, want string) {
 func (c *cluster) says(want ...string) {
 	c.t.Helper()
 	harness.Eventually(c.t, soon, func() error {
-		l, err := c.Client.CoreV1().Events(c.ns).List(c.t.Context(), metav1.ListOptions{})
+		l, err := c.Client.CoreV1().Events(c.ns).List(c.t.Context(), metav1.ListOptions{FieldSelector: "source=fingerpost"})
 		if err != nil {
 			return err
 		}

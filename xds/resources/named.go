@@ -404,7 +404,7 @@ func (c crowd) views(service string) []MemberView {
 				mv.Absent = SameAddress
 			}
 		case s.member.Pod != nil:
-			mv.Pod, mv.Node, mv.Owner = s.member.Pod.String(), s.member.Node, s.member.Owner
+			mv.Pod, mv.Node, mv.Owner = s.member.String(), s.member.Node, s.member.Owner
 		case len(s.addrs) > 0:
 			mv.Address = s.addrs[0].String()
 		}

@@ -32,12 +32,11 @@ const (
 )
 
 func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "network:", err)
-		os.Exit(1)
-	}
+	fmt.Fprintln(os.Stderr, "network:", run())
+	os.Exit(1)
 }
 
+// run goes on until it fails.
 func run() error {
 	config, err := rest.InClusterConfig()
 	if err != nil {
