@@ -61,6 +61,8 @@ func (c *callers) Prove(conn net.Conn) ads.Caller {
 // state is what status says of the part.
 func (c *callers) state(required bool) string {
 	switch {
+	case c.prover != nil && c.prover.Complete():
+		return "on"
 	case c.prover != nil:
 		return "on: " + c.prover.Methods()
 	case required:
@@ -73,7 +75,7 @@ func (c *callers) log(log *slog.Logger, required bool) {
 	state := c.state(required)
 	switch {
 	case c.prover != nil:
-		log.Info("callers are identified", "part", "identity", "state", state)
+		log.Info("callers are identified", "part", "identity", "methods", c.prover.Methods())
 	case required:
 		log.Error("callers cannot be identified, and all are refused", "part", "identity", "state", state)
 	default:

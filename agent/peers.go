@@ -367,18 +367,18 @@ func (a *Agent) peersState() string {
 	return a.peers.state() + a.asks()
 }
 
-// state is what status says of the part, "on: ..." or "off: ...".
+// state is what status says of the part: "on", "on: ..." or "off: ...".
 func (p *peers) state() string {
 	p.mu.Lock()
-	listening, announced, others := p.listening, p.announced, p.others
+	listening, announced := p.listening, p.announced
 	p.mu.Unlock()
 	switch {
 	case announced != nil:
 		return "off: " + announced.Error()
 	case p.certs != nil && p.certs.Err() != nil:
-		return "on, with the certificates of before: " + p.certs.Err().Error()
+		return "on: with the certificates of before: " + p.certs.Err().Error()
 	case listening != nil:
-		return fmt.Sprintf("on: %s; they cannot reach this agent yet: %s", count(others, "other agent"), listening)
+		return fmt.Sprintf("on: others cannot reach this agent yet: %s", listening)
 	}
-	return "on: " + count(others, "other agent")
+	return "on"
 }

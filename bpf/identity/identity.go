@@ -130,6 +130,9 @@ func (p *Prover) Close() {
 	}
 }
 
+// Complete tells whether both methods work.
+func (p *Prover) Complete() bool { return p.network != nil && p.process != nil }
+
 // Methods says which methods work, and why one does not, in one line.
 func (p *Prover) Methods() string {
 	switch {

@@ -92,7 +92,7 @@ func TestClientsAreProvedByTheNetworkOfTheirPod(t *testing.T) {
 	_, web := s.wiredPod(w, "prod", "web-1-a", "10.77.0.2", "shop.Web")
 	s.wiredPod(w, "test", "other-1-a", "10.77.0.3", "test.Only")
 	a := s.start(t, "--source", w.write().source()).ready()
-	if state := a.status().Parts["identity"]; !strings.HasPrefix(state, "on: netns") {
+	if state := a.status().Parts["identity"]; state != "on" {
 		t.Fatalf("identity is %s", state)
 	}
 	honest := s.rawFrom(t, web, "prod/web-1-a")

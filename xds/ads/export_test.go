@@ -6,7 +6,11 @@ import "errors"
 func (s *Server) Streams() int {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return len(s.streams) + len(s.ids)
+	n := len(s.streams)
+	for _, u := range s.ids {
+		n += u.streams
+	}
+	return n
 }
 
 // Encode is what the codec makes of a response.
