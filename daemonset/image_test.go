@@ -281,7 +281,7 @@ func runsReadOnly(t *testing.T, root string) {
 	defer func() {
 		if !ended {
 			_ = cmd.Process.Kill()
-			_ = <-done
+			t.Log("the agent had to be killed:", <-done)
 		}
 		if t.Failed() {
 			t.Logf("the agent:\n%s", log.String())

@@ -137,9 +137,9 @@ func TestInjectedSidecarWaitsForTheAgentAndSaysSo(t *testing.T) {
 	go func() { ended <- cmd.Wait() }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = <-ended
+		err := <-ended
 		if t.Failed() {
-			t.Logf("log of Envoy:\n%s", log)
+			t.Logf("Envoy ended with %v; its log:\n%s", err, log)
 		}
 	})
 
