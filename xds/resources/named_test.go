@@ -158,9 +158,16 @@ func TestKnowledgeOnlyNarrowsWhatAServiceNameMeans(t *testing.T) {
 // aliases are the clusters by Service names of prod, with their addresses.
 func (m *mesh) aliases() string {
 	m.t.Helper()
+	return m.listed(xds.AliasScope("prod"), func(name string) string { return name })
+}
+
+// listed are the clusters of a scope, by what their names are shown as, with
+// their addresses.
+func (m *mesh) listed(scope xds.Scope, shown func(string) string) string {
+	m.t.Helper()
 	var out []string
 	for id, r := range m.published {
-		if id.Type != xds.Endpoint || id.Scope != xds.AliasScope("prod") {
+		if id.Type != xds.Endpoint || id.Scope != scope {
 			continue
 		}
 		if m.published[xds.ID{Type: xds.Cluster, Name: id.Name, Scope: id.Scope}] == nil {
@@ -173,7 +180,7 @@ func (m *mesh) aliases() string {
 				at = append(at, fmt.Sprintf("%s:%d", a.GetAddress(), a.GetPortValue()))
 			}
 		}
-		out = append(out, id.Name+"="+strings.Join(at, ","))
+		out = append(out, shown(id.Name)+"="+strings.Join(at, ","))
 	}
 	slices.Sort(out)
 	return strings.Join(out, " ")

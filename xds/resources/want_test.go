@@ -1,13 +1,11 @@
 package resources_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
-	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -25,25 +23,9 @@ func (m *mesh) asks(room int, names ...string) []string {
 // wanted are the clusters that clients of prod asked for, with their addresses.
 func (m *mesh) wanted() string {
 	m.t.Helper()
-	var out []string
-	for id, r := range m.published {
-		if id.Type != xds.Endpoint || id.Scope != xds.DemandScope("prod") {
-			continue
-		}
-		if m.published[xds.ID{Type: xds.Cluster, Name: id.Name, Scope: id.Scope}] == nil {
-			m.t.Errorf("%s is a CLA without a cluster", id.Name)
-		}
-		var at []string
-		for _, l := range decode(m.t, r, &endpointv3.ClusterLoadAssignment{}).GetEndpoints() {
-			for _, e := range l.GetLbEndpoints() {
-				a := e.GetEndpoint().GetAddress().GetSocketAddress()
-				at = append(at, fmt.Sprintf("%s:%d", a.GetAddress(), a.GetPortValue()))
-			}
-		}
-		out = append(out, strings.TrimSuffix(strings.TrimPrefix(id.Name, "at/"), "/pkg.A")+"="+strings.Join(at, ","))
-	}
-	slices.Sort(out)
-	return strings.Join(out, " ")
+	return m.listed(xds.DemandScope("prod"), func(name string) string {
+		return strings.TrimSuffix(strings.TrimPrefix(name, "at/"), "/pkg.A")
+	})
 }
 
 func (m *mesh) fallbacks() (names []string) {
