@@ -11,8 +11,11 @@ type Reason string
 
 // The reasons.
 const (
-	// NoCgroup2 is a directory that is no cgroup of the second version.
+	// NoCgroup2 is a host without cgroups of the second version, or a directory
+	// that is none.
 	NoCgroup2 Reason = "no-cgroup2"
+	// AttachPoint is a hierarchy of cgroups that is not the one of the pods.
+	AttachPoint Reason = "attach-point"
 	// NoBPFFS is a directory for pins that is on no bpf file system.
 	NoBPFFS Reason = "no-bpffs"
 	// ReadOnlyBPFFS is a bpf file system on which nothing can be pinned.

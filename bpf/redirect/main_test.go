@@ -25,7 +25,14 @@ import (
 // its network and its mounts, which end with it.
 const hostEnv = "REDIRECT_TEST_HOST"
 
+// containerEnv is set in a process with a cgroup namespace of its own.
+const containerEnv = "REDIRECT_TEST_CONTAINER"
+
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(containerEnv); dir != "" {
+		container(dir)
+		return
+	}
 	if os.Getenv(hostEnv) == "" {
 		cmd := exec.Command(os.Args[0], os.Args[1:]...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

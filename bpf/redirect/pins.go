@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/fingerpost/fingerpost/bpf/cgroup"
 )
 
 // pinnedMaps are the maps that outlive the process.
@@ -142,7 +144,7 @@ func (p *pins) maps(spec *ebpf.CollectionSpec) (pinned, kept map[string]*ebpf.Ma
 
 // garbage is what is in the place of a pin.
 func (p *pins) garbage(name string, err error) error {
-	return unavailable(Garbage, "%w; `fingerpost uninstall` removes all of %q", err, p.dir)
+	return unavailable(Garbage, "in the place of the pin %q: %w; `fingerpost uninstall` removes all of %q", name, err, p.dir)
 }
 
 // carry copies to each fresh map what the pinned one of its name held. Where it
@@ -178,43 +180,59 @@ func carry(pinned, fresh map[string]*ebpf.Map) error {
 }
 
 // attach puts each program in the place of the one that is pinned, or attaches it.
-func (r *Redirector) attach(cgroup *os.File, programs map[string]*ebpf.Program) error {
+// What is new is pinned when all are attached, and else goes with the process.
+func (r *Redirector) attach(dir *os.File, programs map[string]*ebpf.Program) error {
 	r.links = map[string]link.Link{}
+	var made []string
+	var stale []link.Link
+	defer func() {
+		for _, l := range stale {
+			l.Close()
+		}
+	}()
 	for _, h := range hooks {
-		l, err := r.update(h.name, programs[h.name])
+		l, good, err := r.update(h.name, programs[h.name])
 		if err != nil {
 			return err
 		}
-		if l != nil {
-			r.links[h.name] = l
-			continue
+		if l != nil && !good {
+			stale = append(stale, l)
 		}
-		raw, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cgroup.Fd()), Program: programs[h.name], Attach: h.attach})
+		if !good {
+			made = append(made, h.name)
+			l, err = link.AttachRawLink(link.RawLinkOptions{Target: int(dir.Fd()), Program: programs[h.name], Attach: h.attach})
+		}
 		switch {
 		case errors.Is(err, unix.EPERM):
-			return unavailable(Exclusive, "attach %s to %q: %w: a program on this cgroup or above it was attached without BPF_F_ALLOW_MULTI "+
-				"(bpftool cgroup tree)", h.name, r.options.Cgroup, err)
+			return unavailable(Exclusive, "%w", cgroup.NotAttached(err, r.options.Cgroup))
 		case err != nil:
-			return unavailable(Kernel, "attach %s to %q (Linux 5.8): %w", h.name, r.options.Cgroup, err)
+			return unavailable(Kernel, "%w", cgroup.NotAttached(err, r.options.Cgroup))
 		}
-		if err := r.pins.put(h.name, raw.Pin); err != nil {
-			raw.Close()
+		r.links[h.name] = l
+	}
+	for _, name := range made {
+		if err := r.pins.put(name, r.links[name].Pin); err != nil {
 			return err
 		}
-		r.links[h.name] = raw
+	}
+	for _, l := range stale {
+		// Of a cgroup that is no more there is nothing to detach.
+		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+			return unavailable(Kernel, "detach from where it was attached before: %w", err)
+		}
 	}
 	return nil
 }
 
 // update puts a program in the place of the one whose link is pinned. It returns
-// nil if there is none that is of use.
-func (r *Redirector) update(name string, program *ebpf.Program) (link.Link, error) {
+// the link, nil if there is none, and whether it is of use.
+func (r *Redirector) update(name string, program *ebpf.Program) (_ link.Link, good bool, _ error) {
 	l, err := link.LoadPinnedLink(r.pins.path(name), nil)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil
+		return nil, false, nil
 	case err != nil:
-		return nil, r.pins.garbage(name, err)
+		return nil, false, r.pins.garbage(name, err)
 	}
 	// A link to a cgroup that is no more takes programs for a while, as if it
 	// were of use. And one may have been made where another was asked for.
@@ -225,11 +243,11 @@ func (r *Redirector) update(name string, program *ebpf.Program) (link.Link, erro
 		err = r.here(l)
 	}
 	if err == nil {
-		return l, nil
+		return l, true, nil
 	}
 	r.recreated++
 	r.options.Log.Warn("a pinned program is attached anew", "program", name, "cgroup", r.options.Cgroup, "reason", err.Error())
-	return nil, l.Close()
+	return l, false, nil
 }
 
 // here tells whether a link is to the cgroup that has the directory's name now.

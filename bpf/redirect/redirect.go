@@ -48,9 +48,11 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/fingerpost/fingerpost/bpf/cgroup"
 )
 
-//go:generate go run -C ../../tools/bpf . ../../bpf/redirect redirect redirect.c -type destination -type number
+//go:generate go -C ../../tools/bpf run . ../../bpf/redirect redirect redirect.c -type destination -type number
 
 // Port is where the sidecar listens.
 const Port = 15002
@@ -61,7 +63,8 @@ const DefaultDir = "/sys/fs/bpf/fingerpost"
 // Options configures a [Redirector].
 type Options struct {
 	// Cgroup is the directory of the cgroup, of the second version, whose
-	// processes are looked at, with those of the cgroups below it: the root.
+	// processes are looked at, with those of the cgroups below it. If empty it
+	// is the one that holds all pods of the node ([cgroup.Find]).
 	Cgroup string
 	// Dir is where links and maps are pinned, [DefaultDir] if empty. It is made
 	// if its parent is there, and holds nothing else.
@@ -118,14 +121,22 @@ var load = loadRedirect
 // before is ended by one.
 func Open(o Options) (_ *Redirector, err error) {
 	o = o.withDefaults()
-	if err := capable(); err != nil {
-		return nil, err
+	if err := cgroup.Capable(); err != nil {
+		return nil, unavailable(Capability, "%w", err)
 	}
-	cgroup, err := openCgroup(o.Cgroup)
+	if o.Cgroup == "" {
+		switch o.Cgroup, err = cgroup.Find(); {
+		case errors.Is(err, cgroup.ErrNone):
+			return nil, unavailable(NoCgroup2, "%w", err)
+		case err != nil:
+			return nil, unavailable(AttachPoint, "%w", err)
+		}
+	}
+	dir, err := openCgroup(o.Cgroup)
 	if err != nil {
 		return nil, err
 	}
-	defer cgroup.Close()
+	defer dir.Close()
 	r := &Redirector{options: o}
 	if r.host, err = ownCookie(); err != nil {
 		return nil, unavailable(Kernel, "the cookie of a network namespace (SO_NETNS_COOKIE, Linux 5.14): %w", err)
@@ -152,11 +163,11 @@ func Open(o Options) (_ *Redirector, err error) {
 	defer closeAll(pinned) // the collection has its own descriptors
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: kept})
 	if err != nil {
-		var ve *ebpf.VerifierError
-		if errors.As(err, &ve) {
-			o.Log.Warn("the kernel's verifier refuses the programs for redirection", "log", fmt.Sprintf("%+v", ve))
+		var refused *ebpf.VerifierError
+		if errors.As(err, &refused) {
+			o.Log.Warn("the kernel's verifier refuses the programs for redirection", "log", fmt.Sprintf("%+v", refused))
 		}
-		return nil, unavailable(Kernel, "programs and maps: %w", err)
+		return nil, unavailable(Kernel, "%w", cgroup.NotLoaded(err, "Linux 5.8"))
 	}
 	defer closeAll(coll.Programs)
 	r.maps = coll.Maps
@@ -172,7 +183,7 @@ func Open(o Options) (_ *Redirector, err error) {
 	if r.numbers, err = readNumbers(coll.Maps); err != nil {
 		return nil, unavailable(Kernel, "numbers of destinations: %w", err)
 	}
-	if err := r.attach(cgroup, coll.Programs); err != nil {
+	if err := r.attach(dir, coll.Programs); err != nil {
 		return nil, err
 	}
 	for name, m := range fresh {
@@ -267,26 +278,6 @@ func (r *Redirector) Recreated() int { return r.recreated }
 
 // Replaced tells whether Open replaced maps of another layout.
 func (r *Redirector) Replaced() bool { return r.replaced }
-
-// capable tells whether the process may do what it has to.
-func capable() error {
-	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&hdr, &data[0]); err != nil {
-		return unavailable(Capability, "capabilities of this process: %w", err)
-	}
-	has := func(c int) bool { return data[c/32].Effective&(1<<(c%32)) != 0 }
-	if has(unix.CAP_SYS_ADMIN) && has(unix.CAP_NET_ADMIN) {
-		return nil
-	}
-	switch {
-	case !has(unix.CAP_BPF):
-		return unavailable(Capability, "CAP_BPF")
-	case !has(unix.CAP_NET_ADMIN):
-		return unavailable(Capability, "CAP_NET_ADMIN")
-	}
-	return nil
-}
 
 func openCgroup(dir string) (*os.File, error) {
 	var fs unix.Statfs_t
