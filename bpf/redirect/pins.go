@@ -236,10 +236,7 @@ func (r *Redirector) update(name string, program *ebpf.Program) (_ link.Link, go
 	}
 	// A link to a cgroup that is no more takes programs for a while, as if it
 	// were of use. And one may have been made where another was asked for.
-	if err = r.here(l); err == nil {
-		err = l.Update(program)
-	}
-	if err == nil {
+	if err = l.Update(program); err == nil {
 		err = r.here(l)
 	}
 	if err == nil {

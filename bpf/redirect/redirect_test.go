@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -285,6 +286,9 @@ func TestSocketIsUsedAgain(t *testing.T) {
 					}
 				}
 				same(t, s.arrives(family, to), at(to))
+				if a, err := unix.Getsockname(s.fd); err != nil || addrPort(a).Addr().Unmap().IsLoopback() != strings.HasPrefix(at(to), "sidecar") {
+					t.Errorf("a connection to %s comes from %s: %v", to, addrPort(a), err)
+				}
 			}
 			s.close()
 		}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -78,7 +79,7 @@ func (r *refresh) aliasPort(fp nodecache.FrontPort, p *place, was, now map[strin
 	crowd, authority := r.crowd(p, ""), alias(p.service, fp.Port)
 	add := func(name, service string, wanted bool) {
 		if wanted || was[name] != nil && !crowd.refuses(service) {
-			if b := r.c.pair(name, xds.AliasScope(p.service.Namespace), crowd.endpoints(service), was[name], u); b != nil {
+			if b := r.c.pair(name, xds.AliasScope(p.service.Namespace), cluster, crowd.endpoints(service), was[name], u); b != nil {
 				now[name] = b
 			}
 		}
@@ -132,12 +133,12 @@ func (c crowd) silent(fp nodecache.FrontPort) bool {
 
 // pair needs mu. It returns a cluster and its CLA as they are from now on, nil
 // if they cannot be made.
-func (c *Compiler) pair(name string, scope xds.Scope, es []endpoint, old *backend, u *xds.Update) *backend {
+func (c *Compiler) pair(name string, scope xds.Scope, write func(string) *clusterv3.Cluster, es []endpoint, old *backend, u *xds.Update) *backend {
 	if old == nil {
 		old = &backend{}
 	}
 	b := &backend{
-		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, old.cluster, u),
+		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return write(name) }, old.cluster, u),
 		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, old.cla, u),
 	}
 	if b.cluster == nil || b.cla == nil {

@@ -77,10 +77,16 @@ func portOf(f *nodecache.Front, port uint16) (nodecache.FrontPort, bool) {
 // from those who call it so, as if it were dialled directly. Nothing in it
 // follows the pods.
 func backendCluster(id backendID, port nodecache.FrontPort) *clusterv3.Cluster {
-	c := cluster(id.String())
 	if id.grpc == "" && !port.GRPC() {
-		c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream())
+		return callersCluster(id.String())
 	}
+	return cluster(id.String())
+}
+
+// callersCluster speaks what the caller speaks.
+func callersCluster(name string) *clusterv3.Cluster {
+	c := cluster(name)
+	c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream())
 	return c
 }
 

@@ -3,6 +3,7 @@ package resources
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -24,6 +25,13 @@ type Options struct {
 	// EgressPort is the TCP port of the listener egress; 0 is
 	// [DefaultEgressPort].
 	EgressPort uint16
+	// CapturePort is the TCP port of the listener capture; 0 is
+	// [DefaultCapturePort].
+	CapturePort uint16
+	// Destination says which destination has the number, a loopback address, to
+	// which a connection was redirected; nil: none has one. It must return at
+	// once, and must not call the compiler. See [Compiler.Renumbered].
+	Destination func(netip.Addr) (netip.AddrPort, bool)
 	// Tracing is otlp:HOST:PORT, the OpenTelemetry collector to which sidecars
 	// send spans over gRPC; empty for none.
 	Tracing string
@@ -62,6 +70,8 @@ type Compiler struct {
 	all     bool            // Options.ExportAll; read-only
 	node    string          // Options.Node; read-only
 	witness Witness         // read-only
+	// destination is Options.Destination; read-only.
+	destination func(netip.Addr) (netip.AddrPort, bool)
 
 	// mu guards what follows. Nothing that can block happens under it.
 	mu         sync.RWMutex
@@ -99,10 +109,13 @@ func New(o Options) (*Compiler, error) {
 		return nil, err
 	}
 	c := &Compiler{
-		report:     o.Report,
-		all:        o.ExportAll,
-		node:       o.Node,
-		witness:    o.Witness,
+		report:  o.Report,
+		all:     o.ExportAll,
+		node:    o.Node,
+		witness: o.Witness,
+
+		destination: o.Destination,
+
 		exports:    newExports(),
 		owners:     map[nodecache.OwnerKey]*owner{},
 		services:   map[serviceID]*service{},
@@ -114,6 +127,9 @@ func New(o Options) (*Compiler, error) {
 		aliases:    map[string]map[nodecache.Name]map[string]*backend{},
 		wants:      newWants(),
 	}
+	if c.destination == nil {
+		c.destination = func(netip.Addr) (netip.AddrPort, bool) { return netip.AddrPort{}, false }
+	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {
 		id xds.ID
@@ -123,6 +139,7 @@ func New(o Options) (*Compiler, error) {
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider(), false)},
 		{xds.ID{Type: xds.Listener, Name: egressName, Scope: scopeOnDemand}, egress(egressName, "127.0.0.1", port, traces.provider(), true)},
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeOnDemandIPv6}, egress(egress6Name, "::1", port, traces.provider(), true)},
+		{xds.ID{Type: xds.Listener, Name: captureName, Scope: ScopeCapture}, capture(cmp.Or(o.CapturePort, DefaultCapturePort), traces.provider())},
 	}
 	if traces != nil {
 		constants = append(constants, struct {
