@@ -103,6 +103,11 @@ func parseTo(name string) (number netip.Addr, service string, ok bool) {
 	return number, service, !named || len(service) <= longestService && callPath.MatchString("/"+service+"/M")
 }
 
+// Capture is the listener for redirected connections, of clients that have
+// [ScopeCapture]: publish it once connections are redirected and it is known what
+// their numbers mean. Where nobody listens they go where they were dialled.
+func (c *Compiler) Capture() *xds.Resource { return c.capture }
+
 // Renumbered writes what changes for those who asked for clusters of redirected
 // calls, once the numbers of destinations mean something else than before: each
 // is asked for again.

@@ -67,6 +67,7 @@ type Directory interface {
 type Compiler struct {
 	report  func(xds.ID, error)
 	initial []*xds.Resource // read-only
+	capture *xds.Resource   // the listener; read-only
 	all     bool            // Options.ExportAll; read-only
 	node    string          // Options.Node; read-only
 	witness Witness         // read-only
@@ -139,7 +140,10 @@ func New(o Options) (*Compiler, error) {
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider(), false)},
 		{xds.ID{Type: xds.Listener, Name: egressName, Scope: scopeOnDemand}, egress(egressName, "127.0.0.1", port, traces.provider(), true)},
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeOnDemandIPv6}, egress(egress6Name, "::1", port, traces.provider(), true)},
-		{xds.ID{Type: xds.Listener, Name: captureName, Scope: ScopeCapture}, capture(cmp.Or(o.CapturePort, DefaultCapturePort), traces.provider())},
+	}
+	if c.capture, err = xds.NewResource(xds.ID{Type: xds.Listener, Name: captureName, Scope: ScopeCapture},
+		capture(cmp.Or(o.CapturePort, DefaultCapturePort), traces.provider())); err != nil {
+		return nil, err
 	}
 	if traces != nil {
 		constants = append(constants, struct {
