@@ -156,7 +156,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.redirect = newRedirection(a)
 		a.parts[partRedirect] = a.redirect.state
 		destination, joined = a.redirect.destination, a.redirect.joined
-		a.registry.MustRegister(a.redirect)
+		a.registry.MustRegister(a.redirect, available{a.redirect})
 	}
 	if c.Tracing != "" {
 		a.parts["tracing"] = "on"

@@ -300,7 +300,6 @@ func (f *feed) renumbered() {
 }
 
 var (
-	descAvailable    = prometheus.NewDesc("fingerpost_bpf_available", "1 if a part that depends on the node's kernel works, else 0, with the reason.", []string{"reason"}, prometheus.Labels{"part": partRedirect})
 	descRedirected   = prometheus.NewDesc("fingerpost_redirect_connections_total", "Connections of chosen pods to destinations of redirection since the programs were attached, by what became of them.", []string{"outcome"}, nil)
 	descDestinations = prometheus.NewDesc("fingerpost_redirect_destinations", "Addresses that can be redirected, by whether they are; those that are not found no room.", []string{"redirected"}, nil)
 	descChosen       = prometheus.NewDesc("fingerpost_redirect_pods", "Pods whose connections are redirected.", nil, nil)
@@ -308,7 +307,7 @@ var (
 
 // Describe implements [prometheus.Collector].
 func (*redirection) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descAvailable, descRedirected, descDestinations, descChosen} {
+	for _, d := range []*prometheus.Desc{descRedirected, descDestinations, descChosen} {
 		ch <- d
 	}
 }
@@ -321,10 +320,8 @@ func (d *redirection) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, v, labels...)
 	}
 	if d.r == nil {
-		gauge(descAvailable, 0, cmp.Or(d.why, "another agent"))
 		return
 	}
-	gauge(descAvailable, 1, "")
 	gauge(descDestinations, float64(d.count.Redirected), "true")
 	gauge(descDestinations, float64(d.count.Left), "false")
 	gauge(descChosen, float64(len(d.pods)))
@@ -335,4 +332,24 @@ func (d *redirection) Collect(ch chan<- prometheus.Metric) {
 	for _, name := range slices.Sorted(maps.Keys(counters)) {
 		ch <- prometheus.MustNewConstMetric(descRedirected, prometheus.CounterValue, float64(counters[name]), name)
 	}
+}
+
+// available is the gauge of whether the part works. Its reason changes, so that it
+// describes nothing.
+type available struct{ *redirection }
+
+// Describe implements [prometheus.Collector].
+func (available) Describe(chan<- *prometheus.Desc) {}
+
+// Collect implements [prometheus.Collector].
+func (d available) Collect(ch chan<- prometheus.Metric) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	v, why := 1.0, ""
+	if d.r == nil {
+		v, why = 0, cmp.Or(d.why, "another agent")
+	}
+	ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("fingerpost_bpf_available",
+		"1 if a part that depends on the node's kernel works, else 0, with the reason.", nil, prometheus.Labels{"part": partRedirect, "reason": why}),
+		prometheus.GaugeValue, v)
 }
