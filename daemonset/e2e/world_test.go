@@ -36,7 +36,7 @@ func install(t *testing.T) {
 		start = time.Now()
 		// Until the policies are active the API server refuses what is to be
 		// injected.
-		eventually(t, ripe, func() error { return apply(t, read(t, "shop.yaml")) })
+		eventually(t, ripe, func() error { return apply(t, shopping(t)) })
 		settled(t, "app=cart", 3)
 		settled(t, "app=solo", 1)
 		calling(t, callers)
