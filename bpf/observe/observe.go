@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -90,9 +91,9 @@ type Observer struct {
 	// seen is replaced whole.
 	seen atomic.Pointer[map[netip.Addr][]Stat]
 
-	// mu lets one read the map at a time, which is a question to the kernel and
-	// lasts milliseconds.
-	mu sync.Mutex
+	// mu lets one ask the kernel at a time, which lasts milliseconds.
+	mu     sync.Mutex
+	closed bool
 	// oneByOne is set where the kernel does not read in batches.
 	oneByOne bool
 }
@@ -145,6 +146,9 @@ func Open(opts Options) (_ *Observer, err error) {
 
 // Close ends it. What is known stays.
 func (o *Observer) Close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
 	for _, l := range o.links {
 		_ = l.Close()
 	}
@@ -200,6 +204,9 @@ func (o *Observer) Read() error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.closed {
+		return os.ErrClosed
+	}
 	// The kernel's clock does not stop, ours may be set.
 	var mono unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono); err != nil {
@@ -281,6 +288,11 @@ func (o *Observer) Totals() (Totals, error) {
 	t := Totals{Buckets: map[time.Duration]uint64{}}
 	if o == nil {
 		return t, nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return t, os.ErrClosed
 	}
 	var cpus []programTotals
 	if err := o.objects.FpTotals.Lookup(uint32(0), &cpus); err != nil {
