@@ -87,6 +87,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}{
 		{cgroup.NotLoaded(&ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"0: R1=ctx()", "R6 pointer arithmetic prohibited"}}, "Linux 5.9"), "refuses the program: permission denied"},
 		{cgroup.NotLoaded(&ebpf.VerifierError{Cause: unix.EINVAL}, "Linux 5.9"), "lacks what is needed; Linux 5.9 has it"},
+		{cgroup.NotLoaded(unix.EPERM, "Linux 5.9"), "the kernel does not permit BPF here"},
 		{cgroup.NotLoaded(ebpf.ErrNotSupported, "Linux 5.9"), "lacks what is needed; Linux 5.9 has it"},
 		{cgroup.NotAttached(unix.EPERM, "/cg"), "without BPF_F_ALLOW_MULTI is attached to it or above"},
 		{cgroup.NotAttached(unix.E2BIG, "/cg"), "it has 64 programs"},

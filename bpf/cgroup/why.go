@@ -1,6 +1,7 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -46,6 +47,9 @@ func Kernel() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
+// errForbidden indicates a process that has the capabilities, and in vain.
+var errForbidden = errors.New("the kernel does not permit BPF here: the agent is in a user namespace of its own, or a seccomp profile or the kernel's lockdown forbids it")
+
 // Permitted tells whether this process may load programs of a type and attach
 // them to a cgroup: it loads one that does nothing. Its error is one line.
 func Permitted(kind ebpf.ProgramType) error {
@@ -60,16 +64,17 @@ func Permitted(kind ebpf.ProgramType) error {
 	case err == nil:
 		return p.Close()
 	case errors.Is(err, unix.EPERM):
-		return errors.New("the kernel does not permit BPF here: the agent is in a user namespace of its own, or a seccomp profile or the kernel's lockdown forbids it")
+		return errForbidden
 	}
 	return fmt.Errorf("the kernel, %s, knows no programs of the type %s: %w", Kernel(), kind, err)
 }
 
-// NotLoaded says in one line why programs could not be loaded, where they are
-// permitted. Needs says what of the kernel they need, as "Linux 5.9".
+// NotLoaded says in one line why programs could not be loaded. Needs says what of the kernel they need, as "Linux 5.9".
 func NotLoaded(err error, needs string) error {
 	var refused *ebpf.VerifierError
 	switch {
+	case errors.Is(err, unix.EPERM): // the library guesses at a limit of memory
+		return cmp.Or(Capable(), errForbidden)
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL) && !(errors.As(err, &refused) && len(refused.Log) > 0):
 		return fmt.Errorf("the kernel, %s, lacks what is needed; %s has it (%w)", Kernel(), needs, err)
 	case errors.As(err, &refused):
