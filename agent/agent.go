@@ -65,6 +65,7 @@ type Agent struct {
 	feed     *feed
 	callers  *callers
 	redirect *redirection // nil: not asked for
+	paths    *paths
 	server   *ads.Server
 	follower *report.Follower
 	writer   *report.Writer   // nil: there is no API server
@@ -132,8 +133,8 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.log.Warn(w)
 	}
 	a.callers = newCallers(a.store)
+	a.paths = newPaths(a)
 	a.parts = map[string]string{
-		"kernel":    "off: not built yet",
 		"on-demand": "on",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
@@ -156,7 +157,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.redirect = newRedirection(a)
 		a.parts[partRedirect] = a.redirect.state
 		destination, joined = a.redirect.destination, a.redirect.joined
-		a.registry.MustRegister(a.redirect, available{a.redirect})
+		a.registry.MustRegister(a.redirect)
 	}
 	if c.Tracing != "" {
 		a.parts["tracing"] = "on"
@@ -168,7 +169,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	asks := collect.Options{
 		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.ScopeCluster, Past: past,
-		Logger: a.log, Metrics: a.registry, Witness: told,
+		Logger: a.log, Metrics: a.registry, Witness: told, Cost: a.paths.podCost,
 	}
 	if err := a.share(config, &asks); err != nil {
 		a.close()
@@ -209,7 +210,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{resources.ScopeCapture: xds.Failed}})
 	}
 	a.follower = a.newFollower()
-	a.registry.MustRegister(&gauges{a}, a.invalid, a.callers.metric())
+	a.registry.MustRegister(&gauges{a}, a.invalid, pathMetrics{a.paths})
 	return a, nil
 }
 
@@ -239,6 +240,9 @@ func (a *Agent) close() {
 	if a.callers != nil {
 		a.callers.close()
 	}
+	if a.paths != nil {
+		a.paths.close()
+	}
 	if a.instance != nil {
 		_ = a.instance.Close()
 	}
@@ -256,6 +260,7 @@ func (a *Agent) run(ctx context.Context) error {
 	a.callers.log(a.log, a.config.RequireIdentity)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })
+	g.Go(func() error { return a.paths.run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
 	g.Go(func() error { a.collector.Run(ctx); return nil })
 	g.Go(func() error { return a.feed.run(ctx, a.source.Synced()) })

@@ -334,22 +334,15 @@ func (d *redirection) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// available is the gauge of whether the part works. Its reason changes, so that it
-// describes nothing.
-type available struct{ *redirection }
-
-// Describe implements [prometheus.Collector].
-func (available) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements [prometheus.Collector].
-func (d available) Collect(ch chan<- prometheus.Metric) {
+// reason says why nothing is redirected by this agent; empty if it is.
+func (d *redirection) reason() string {
+	if d == nil {
+		return "not asked for"
+	}
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	v, why := 1.0, ""
 	if d.r == nil {
-		v, why = 0, cmp.Or(d.why, "another agent")
+		return cmp.Or(d.why, "another agent")
 	}
-	ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("fingerpost_bpf_available",
-		"1 if a part that depends on the node's kernel works, else 0, with the reason.", nil, prometheus.Labels{"part": partRedirect, "reason": why}),
-		prometheus.GaugeValue, v)
+	return ""
 }

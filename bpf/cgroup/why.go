@@ -1,11 +1,14 @@
 package cgroup
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,17 +47,34 @@ func Kernel() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// NotLoaded says in one line why programs could not be loaded. Needs says what of
-// the kernel they need, as "Linux 5.9".
+// errForbidden indicates a process that has the capabilities, and in vain.
+var errForbidden = errors.New("the kernel does not permit BPF here: the agent is in a user namespace of its own, or a seccomp profile or the kernel's lockdown forbids it")
+
+// Permitted tells whether this process may load programs of a type and attach
+// them to a cgroup: it loads one that does nothing. Its error is one line.
+func Permitted(kind ebpf.ProgramType) error {
+	if err := Capable(); err != nil {
+		return err
+	}
+	// Before Linux 5.11 maps count as locked memory. Where the limit stays, that
+	// shows.
+	_ = rlimit.RemoveMemlock()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "Apache-2.0", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
+	switch {
+	case err == nil:
+		return p.Close()
+	case errors.Is(err, unix.EPERM):
+		return errForbidden
+	}
+	return fmt.Errorf("the kernel, %s, knows no programs of the type %s: %w", Kernel(), kind, err)
+}
+
+// NotLoaded says in one line why programs could not be loaded. Needs says what of the kernel they need, as "Linux 5.9".
 func NotLoaded(err error, needs string) error {
 	var refused *ebpf.VerifierError
 	switch {
-	case errors.Is(err, unix.EPERM):
-		// The library guesses at RLIMIT_MEMLOCK, which it has raised.
-		if missing := Capable(); missing != nil {
-			return missing
-		}
-		return errors.New("the kernel does not permit BPF here: the agent is in a user namespace of its own, or a seccomp profile or the kernel's lockdown forbids it")
+	case errors.Is(err, unix.EPERM): // the library guesses at a limit of memory
+		return cmp.Or(Capable(), errForbidden)
 	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL) && !(errors.As(err, &refused) && len(refused.Log) > 0):
 		return fmt.Errorf("the kernel, %s, lacks what is needed; %s has it (%w)", Kernel(), needs, err)
 	case errors.As(err, &refused):

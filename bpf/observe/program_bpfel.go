@@ -50,8 +50,9 @@ type programTotals struct {
 		GivenUp     uint64
 		Retransmits uint64
 	}
-	RttSum uint64
-	Rtt    [9]uint64
+	Samples uint64
+	RttSum  uint64
+	Rtt     [8]uint64
 }
 
 // Names of all BPF objects in the ELF.
