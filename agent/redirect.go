@@ -301,13 +301,13 @@ func (f *feed) renumbered() {
 
 var (
 	descRedirected   = prometheus.NewDesc("fingerpost_redirect_connections_total", "Connections of chosen pods to destinations of redirection since the programs were attached, by what became of them.", []string{"outcome"}, nil)
-	descDestinations = prometheus.NewDesc("fingerpost_redirect_destinations", "Addresses that can be redirected, by whether they are; those that are not found no room.", []string{"redirected"}, nil)
+	descRedirectable = prometheus.NewDesc("fingerpost_redirect_destinations", "Addresses that can be redirected, by whether they are; those that are not found no room.", []string{"redirected"}, nil)
 	descChosen       = prometheus.NewDesc("fingerpost_redirect_pods", "Pods whose connections are redirected.", nil, nil)
 )
 
 // Describe implements [prometheus.Collector].
 func (*redirection) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descRedirected, descDestinations, descChosen} {
+	for _, d := range []*prometheus.Desc{descRedirected, descRedirectable, descChosen} {
 		ch <- d
 	}
 }
@@ -322,8 +322,8 @@ func (d *redirection) Collect(ch chan<- prometheus.Metric) {
 	if d.r == nil {
 		return
 	}
-	gauge(descDestinations, float64(d.count.Redirected), "true")
-	gauge(descDestinations, float64(d.count.Left), "false")
+	gauge(descRedirectable, float64(d.count.Redirected), "true")
+	gauge(descRedirectable, float64(d.count.Left), "false")
 	gauge(descChosen, float64(len(d.pods)))
 	counters, err := d.r.Counters()
 	if err != nil {
