@@ -45,7 +45,7 @@ type redirection struct {
 	options redirect.Options
 	begun   time.Time
 
-	// mu protects all below. It is taken by the compiler, which asks for numbers.
+	// mu protects all below. The compiler takes it, to ask for numbers.
 	mu    sync.RWMutex
 	r     *redirect.Redirector // nil: nothing is redirected by this process
 	state string               // of the part
@@ -233,19 +233,25 @@ func (d *redirection) set(list []netip.AddrPort) bool {
 
 // sweep ends what belongs to pods that have gone.
 func (d *redirection) sweep() {
+	d.mu.RLock()
+	pods := maps.Clone(d.pods)
+	d.mu.RUnlock()
+	gone := map[string]chosen{}
+	for pod, c := range pods {
+		if r := d.agent.store.WithUID(c.uid); r == nil || r.String() != pod {
+			gone[pod] = c
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	live := map[uint64]bool{}
 	for pod, c := range d.pods {
-		r := d.agent.store.WithUID(c.uid)
-		if r == nil || r.String() != pod {
-			delete(d.pods, pod)
-			if err := d.r.Forget(c.network); err != nil {
-				d.log.Warn("a pod that has gone", "pod", pod, "error", err)
-			}
+		if gone[pod] != c {
+			live[c.network] = true
 			continue
 		}
-		live[c.network] = true
+		delete(d.pods, pod)
+		d.forget(c.network)
 	}
 	if time.Since(d.begun) < sweepAfter {
 		return
@@ -258,10 +264,15 @@ func (d *redirection) sweep() {
 	}
 	for network := range allowed {
 		if !live[network] {
-			if err := d.r.Forget(network); err != nil {
-				d.log.Warn("a pod that has gone", "error", err)
-			}
+			d.forget(network)
 		}
+	}
+}
+
+// forget needs mu.
+func (d *redirection) forget(network uint64) {
+	if err := d.r.Forget(network); err != nil {
+		d.log.Warn("connections of a pod that has gone", "error", err)
 	}
 }
 

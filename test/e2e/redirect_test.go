@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/demo"
 	"github.com/fingerpost/fingerpost/test/harness"
+	"github.com/fingerpost/fingerpost/xds/bootstrap"
 )
 
 // redirectNode is a node whose agent redirects connections: its host is a network
@@ -144,6 +146,7 @@ type caller struct {
 	id      string
 	network *harness.Network
 	envoy   *harness.Envoy
+	ready   string // the address at which a kubelet asks; empty: nobody does
 }
 
 const sidecarUser = 15001
@@ -166,10 +169,18 @@ func (c *caller) sidecar() {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() { os.RemoveAll(dir) })
-	conf, errs, code := run(c.t, "bootstrap", "--format", "envoy", "--ads-socket", c.ads, "--node-id", "prod/"+c.id, "--redirect",
-		"--admin-socket-envoy", filepath.Join(dir, "admin.sock"))
+	admin := filepath.Join(dir, "admin.sock")
+	conf, errs, code := run(c.t, "bootstrap", "--format", "envoy", "--ads-socket", c.ads, "--node-id", "prod/"+c.id, "--redirect", "--admin-socket-envoy", admin)
 	if code != 0 || errs != "" {
 		c.t.Fatalf("fingerpost bootstrap: exit %d, %s", code, errs)
+	}
+	if c.ready != "" {
+		// As injection does it, where a kubelet asks at the same port.
+		text, err := bootstrap.Envoy(bootstrap.Options{NodeID: "prod/" + c.id, ADSSocket: c.ads, AdminSocket: admin, Redirect: true, ReadyAddress: c.ready, ReadyPort: 15002})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		conf = string(text)
 	}
 	c.envoy = harness.StartEnvoy(c.t, conf, harness.EnvoyOptions{Network: c.network, User: sidecarUser, Concurrency: 2})
 	c.envoy.WaitFor(c.t, soon, func() error {
@@ -241,6 +252,7 @@ func TestRedirectedCallsReachThePodsOfWhatWasDialled(t *testing.T) {
 	n, one, two := redirectedShop(t)
 	a := n.agent()
 	one.reach("10.96.0.10:80", "shop.Users", "directly") // nobody listens yet
+	two.ready = "10.77.6.2"
 	one.sidecar()
 	two.sidecar()
 	for _, c := range []*caller{one, two} {
@@ -270,6 +282,18 @@ func TestRedirectedCallsReachThePodsOfWhatWasDialled(t *testing.T) {
 		if _, err := fmt.Sscan(a.metric(name), &v); err != nil || v < least {
 			t.Errorf("%s is %v, want %v at least", name, v, least)
 		}
+	}
+	// The kubelet's probe has the port of the pod's own address.
+	var probe net.Conn
+	if err := n.network.Do(func() (err error) { probe, err = net.Dial("tcp", "10.77.6.2:15002"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer probe.Close()
+	if _, err := fmt.Fprintf(probe, "GET /ready HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(probe); err != nil || !strings.HasPrefix(string(text), "HTTP/1.1 200 ") {
+		t.Errorf("the probe is answered %q, %v", text, err)
 	}
 	// A connection from outside finds nobody behind the port.
 	var raw net.Conn
@@ -336,8 +360,8 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 	fresh()
 	stop()
 	clusters := one.envoy.Admin(t, "/clusters?format=json")
-	if strings.Contains(clusters, "unknown.sock") && strings.Contains(clusters, `"to/`) && strings.Count(clusters, "unknown.sock") > 1 {
-		t.Errorf("names of redirected calls lead to nobody: %s", clusters)
+	if n := strings.Count(clusters, `"unknown.sock"`) + strings.Count(clusters, "/unknown.sock\""); n != 1 {
+		t.Errorf("%d clusters lead to unknown.sock, besides the bootstrap's: %s", n, clusters)
 	}
 	// It takes all with it, once no agent runs, and new connections go their way.
 	uninstall := func() (string, string, int) {
