@@ -88,8 +88,8 @@ func proved(t testing.TB) error {
 	return nil
 }
 
-// redirects says on which node connections of callers do not go to their sidecars:
-// three of each caller, of which two are to one Service, at least.
+// redirects says on which node connections of the caller do not go to its sidecar:
+// one to each of two Services, at least.
 func redirects(t testing.TB) error {
 	for node, ready := range nodes(t) {
 		if !ready {
@@ -106,7 +106,7 @@ func redirects(t testing.TB) error {
 			return err
 		}
 		for _, part := range []string{"identity", "path", "observe", "redirect"} {
-			if status.Parts[part] != "on" {
+			if state, _, _ := strings.Cut(status.Parts[part], ":"); state != "on" {
 				return fmt.Errorf("part %s of the agent of %s is %q", part, node, status.Parts[part])
 			}
 		}
