@@ -85,7 +85,7 @@ func TestUninstallLeavesNothingOnTheNodes(t *testing.T) {
 	install(t)
 	calling(t, callers)
 	for node := range nodes(t) {
-		if pins := onNode(t, node, "find /sys/fs/bpf -mindepth 1"); pins == "" {
+		if pins := onNode(t, node, "find /sys/fs/bpf/fingerpost -mindepth 1"); pins == "" {
 			t.Errorf("nothing is pinned on %s", node)
 		}
 	}
@@ -99,19 +99,22 @@ func TestUninstallLeavesNothingOnTheNodes(t *testing.T) {
 	for node := range nodes(t) {
 		docker(t, "cp", "../../bin/fingerpost", node+":/usr/local/bin/fingerpost")
 		t.Logf("%s:\n%s", node, onNode(t, node, "fingerpost uninstall"))
-		if left := onNode(t, node, "find /sys/fs/bpf /var/lib/fingerpost -mindepth 1 2>/dev/null; find /run/fingerpost /run/fingerpost-admin -type s 2>/dev/null; true"); left != "" {
+		if left := onNode(t, node, "find /sys/fs/bpf/fingerpost /var/lib/fingerpost 2>/dev/null; find /run/fingerpost /run/fingerpost-admin -type s 2>/dev/null; true"); left != "" {
 			t.Errorf("on %s there is left:\n%s", node, left)
 		}
 		if again := onNode(t, node, "fingerpost uninstall"); strings.Contains(again, "/sys/fs/bpf") {
 			t.Errorf("on %s a second time removes:\n%s", node, again)
 		}
 	}
-	// Calls that began before go on through the sidecar; a caller without one dials
-	// the Service itself.
+	// Agents that come back find nothing, and begin anew. Connections that were
+	// there before go on.
 	kubectl(t, "apply", "-k", overlay())
 	agentsReady(t)
-	check(t)
 	calling(t, callers)
+	kubectl(t, "-n", shop, "rollout", "restart", "daemonset/caller")
+	rolledOut(t, shop, "daemonset/caller")
+	calling(t, callers)
+	check(t)
 }
 
 // onNode runs a shell's command on a node.
