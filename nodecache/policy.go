@@ -19,8 +19,6 @@ type Policy struct {
 	// Retries is how often at most; NoRetries means never.
 	Retries   uint32
 	NoRetries bool
-	// PerTryTimeout ends each attempt.
-	PerTryTimeout time.Duration
 	// RetryBudget is how many of the calls under way may be retries, in percent.
 	RetryBudget uint32
 	// MaxRequests is how many calls may be under way, from each client.
@@ -34,9 +32,9 @@ type Policy struct {
 	NoOutliers      bool
 }
 
-// Retry tells whether something is said of retries and attempts.
+// Retry tells whether something is said of what is repeated, and how often.
 func (p *Policy) Retry() bool {
-	return p != nil && (p.RetryOn != "" || p.Retries > 0 || p.NoRetries || p.PerTryTimeout > 0)
+	return p != nil && (p.RetryOn != "" || p.Retries > 0 || p.NoRetries)
 }
 
 // Equal tells whether two policies say the same; each may be nil.
@@ -55,7 +53,6 @@ func (p *Policy) String() string {
 	}
 	add("retry-on", p.RetryOn, p.RetryOn != "")
 	add("num-retries", p.Retries, p.Retries > 0 || p.NoRetries)
-	add("per-try-timeout", p.PerTryTimeout, p.PerTryTimeout > 0)
 	add("retry-budget", fmt.Sprintf("%d%%", p.RetryBudget), p.RetryBudget > 0)
 	add("max-requests", p.MaxRequests, p.MaxRequests > 0)
 	add("connect-timeout", p.ConnectTimeout, p.ConnectTimeout > 0)

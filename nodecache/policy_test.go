@@ -179,7 +179,6 @@ func TestPolicyIsShownInTheWordsOfTheAnnotations(t *testing.T) {
 		"num-retries=0":                  {NoRetries: true},
 		"outlier-detection=off":          {NoOutliers: true},
 		"outlier-detection=3":            {OutlierFailures: 3},
-		"per-try-timeout=1.5s":           {PerTryTimeout: 1500 * time.Millisecond},
 		"retry-on=a,b":                   {RetryOn: "a,b"},
 		"max-requests=9":                 {MaxRequests: 9},
 		"retry-budget=5%":                {RetryBudget: 5},

@@ -18,7 +18,6 @@ import (
 const (
 	RetryOnAnnotation        = "fingerpost.dev/retry-on"
 	NumRetriesAnnotation     = "fingerpost.dev/num-retries"
-	PerTryTimeoutAnnotation  = "fingerpost.dev/per-try-timeout"
 	RetryBudgetAnnotation    = "fingerpost.dev/retry-budget"
 	MaxRequestsAnnotation    = "fingerpost.dev/max-requests"
 	ConnectTimeoutAnnotation = "fingerpost.dev/connect-timeout"
@@ -39,10 +38,6 @@ var policyWords = [...]struct {
 	{NumRetriesAnnotation, func(p *nodecache.Policy, text string) error {
 		n, err := parseCount(text, 0, 10)
 		p.Retries, p.NoRetries = n, err == nil && n == 0
-		return err
-	}},
-	{PerTryTimeoutAnnotation, func(p *nodecache.Policy, text string) (err error) {
-		p.PerTryTimeout, err = parseDuration(text, time.Millisecond, time.Hour)
 		return err
 	}},
 	{RetryBudgetAnnotation, func(p *nodecache.Policy, text string) (err error) {

@@ -50,7 +50,7 @@ func anyPod(seed int64) *corev1.Pod {
 		GRPCPortAnnotation, ServicesAnnotation, CollectAnnotation, metav1.InitialEventsAnnotationKey)
 	pod.Annotations = tags(pod.Annotations, []string{"", "*", "a, *", "b,a,b", "b", "A,b", ",", "-"}, ExportAnnotation)
 	pod.Annotations = tags(pod.Annotations, []string{"", "1", "2s", "off", "50%", "reset,unavailable", "x"},
-		RetryOnAnnotation, NumRetriesAnnotation, PerTryTimeoutAnnotation, RetryBudgetAnnotation,
+		RetryOnAnnotation, NumRetriesAnnotation, RetryBudgetAnnotation,
 		MaxRequestsAnnotation, ConnectTimeoutAnnotation, KeepaliveAnnotation, OutlierAnnotation)
 	for i := range pod.OwnerReferences {
 		ref := &pod.OwnerReferences[i]

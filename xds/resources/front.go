@@ -38,8 +38,8 @@ type front struct {
 	front  *nodecache.Front   // nil where there is none of the name
 	routes []*nodecache.Route // of which it is a parent, sorted by UID
 	// uses are the backends that its routes name, users the Services whose
-	// routes name a backend of this one. True is one whose calls are repeated, or
-	// end, as the route says.
+	// routes name a backend of this one. True is one whose calls are repeated as
+	// a route says.
 	uses     map[backendID]bool
 	users    map[nodecache.Name]struct{}
 	backends map[backendID]*backend // that are named and there
@@ -260,7 +260,7 @@ func (r *refresh) linkRule(f *front, kind nodecache.RouteKind, rule *nodecache.R
 	for _, id := range ids {
 		for _, service := range services {
 			id := id.calling(service)
-			f.uses[id] = f.uses[id] || rule.Retry != nil || rule.BackendTimeout >= 0
+			f.uses[id] = f.uses[id] || rule.Retry != nil
 		}
 	}
 }

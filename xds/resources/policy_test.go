@@ -80,7 +80,7 @@ func upstreamOf(t *testing.T, c *clusterv3.Cluster) *upstreamv3.HttpProtocolOpti
 }
 
 var wholePolicy = &nodecache.Policy{
-	RetryOn: "connect-failure,unavailable", Retries: 5, PerTryTimeout: 2 * time.Second, RetryBudget: 40,
+	RetryOn: "connect-failure,unavailable", Retries: 5, RetryBudget: 40,
 	MaxRequests: 100, ConnectTimeout: 3 * time.Second, Keepalive: 2 * time.Second, OutlierFailures: 3,
 }
 
@@ -102,8 +102,8 @@ func TestPolicyIsInEveryClusterOfItsWorkload(t *testing.T) {
 		got := fmt.Sprint(b.GetMaxRequests().GetValue(), b.GetMaxPendingRequests().GetValue(), b.GetRetryBudget().GetBudgetPercent().GetValue(),
 			c.GetConnectTimeout().AsDuration(), alive.GetInterval().AsDuration(), alive.GetTimeout().AsDuration(),
 			o.GetConsecutiveLocalOriginFailure().GetValue(), o.GetEnforcingConsecutiveLocalOriginFailure().GetValue(),
-			" ", retry.GetRetryOn(), retry.GetNumRetries().GetValue(), retry.GetPerTryTimeout().AsDuration(), len(retry.GetRetryHostPredicate()))
-		if want := "100 100 40 3s 2s 2s 3 100 connect-failure,unavailable5 2s 1"; got != want {
+			" ", retry.GetRetryOn(), retry.GetNumRetries().GetValue(), len(retry.GetRetryHostPredicate()))
+		if want := "100 100 40 3s 2s 2s 3 100 connect-failure,unavailable5 1"; got != want {
 			t.Errorf("%s has %s\nwant %s", name, got, want)
 		}
 	}
@@ -225,10 +225,9 @@ func TestRouteWithItsOwnRetriesKeepsThem(t *testing.T) {
 		edit func(*nodecache.RouteRule)
 		want bool
 	}{
-		"nothing":           {func(*nodecache.RouteRule) {}, true},
-		"retry":             {func(r *nodecache.RouteRule) { r.Retry = &nodecache.RouteRetry{} }, false},
-		"backendRequest":    {func(r *nodecache.RouteRule) { r.BackendTimeout = time.Second }, false},
-		"no backendRequest": {func(r *nodecache.RouteRule) { r.BackendTimeout = 0 }, false},
+		"nothing":        {func(*nodecache.RouteRule) {}, true},
+		"retry":          {func(r *nodecache.RouteRule) { r.Retry = &nodecache.RouteRetry{} }, false},
+		"backendRequest": {func(r *nodecache.RouteRule) { r.BackendTimeout = time.Second }, true},
 	} {
 		own := to(web, 80)
 		own.Matches = []nodecache.RouteMatch{{Path: "/own"}}
