@@ -544,3 +544,33 @@ func TestPanicSparesDrainingPods(t *testing.T) {
 		}
 	}
 }
+
+func TestSpansGoToTheCollector(t *testing.T) {
+	var exports atomic.Int64
+	collector := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		if method, _ := grpc.MethodFromServerStream(s); method == "/opentelemetry.proto.collector.trace.v1.TraceService/Export" {
+			exports.Add(1)
+		}
+		return nil
+	}))
+	lis, err := net.Listen("tcp", nextAddr()+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = collector.Serve(lis) }() // ends with Stop
+	t.Cleanup(collector.Stop)
+	w := shop(t)
+	s := newSite(t)
+	s.start(t, "--source", w.source(), "--tracing", "otlp:"+lis.Addr().String()).ready()
+	e := s.sidecar(t, "delta", "prod/web")
+	e.WaitFor(t, soon, func() error {
+		if _, err := say(t, e.conn, cart); err != nil {
+			t.Error(err)
+		}
+		if exports.Load() == 0 {
+			return errors.New("the collector has heard of no call")
+		}
+		return nil
+	})
+	e.content()
+}
