@@ -3,7 +3,6 @@ package nodecache
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -193,7 +192,7 @@ func (d *Directory) PolicyBehind(service Name) (p *Policy, known bool) {
 	}
 	owners := maps.Clone(d.fronts.rememberers[service])
 	if rec := d.fronts.byName[service]; rec != nil {
-		for uid := range rec.places() {
+		for _, uid := range rec.places() {
 			if pod := d.pods[uid]; pod != nil {
 				if owners == nil {
 					owners = map[OwnerKey]struct{}{}
@@ -215,28 +214,24 @@ func (d *Directory) PolicyBehind(service Name) (p *Policy, known bool) {
 	return p, len(owners) > 0
 }
 
-// places yields the UIDs of what stands behind the Service.
-func (r *frontRecord) places() iter.Seq[string] {
-	return func(yield func(string) bool) {
-		if r.front == nil {
-			return
+// places are the UIDs of what stands behind the Service.
+func (r *frontRecord) places() []string {
+	if r.front == nil {
+		return nil
+	}
+	var uids []string
+	if r.host != nil {
+		uids = append(uids, hostUID(r.front))
+	}
+	for _, s := range r.slices {
+		if s.standing == nil {
+			continue
 		}
-		if r.host != nil && !yield(hostUID(r.front)) {
-			return
-		}
-		for _, s := range r.slices {
-			if s.standing == nil {
-				continue
-			}
-			for _, e := range s.slice.Endpoints {
-				for _, uid := range s.places(e) {
-					if !yield(uid) {
-						return
-					}
-				}
-			}
+		for _, e := range s.slice.Endpoints {
+			uids = append(uids, s.places(e)...)
 		}
 	}
+	return uids
 }
 
 // workloadOf needs mu, for reading at least.
