@@ -1,0 +1,275 @@
+package resources
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// A gRPC program asks for the listener of the name that it dials, and the names
+// by which a Service can be dialled are without end. So these listeners, and the
+// clusters to which their routes lead, are made when a program asks for them:
+//
+//	xds:///users.prod:50051 ──▶ Listener users.prod:50051
+//	                              /pkg.Service/ ──▶ Cluster backend/prod/users/50051/pkg.Service
+//	                              /             ──▶ Cluster backend/prod/users/50051
+//
+// gRPC waits for 15 s for a name that nobody has, since a set without a name
+// that it has just asked for says nothing to it (gRFC A27, resource timeout),
+// and one that it was told of is never taken back (gRFC A53,
+// ignore_resource_deletion). So a name that nobody has is answered too: by a
+// listener that leads to a cluster without endpoints. Calls fail at once, those
+// that are to wait for a server wait, and all go on as soon as there is one.
+
+// dialID is what a program asks for: a listener or a cluster.
+type dialID struct {
+	namespace string // of the program
+	t         xds.Type
+	name      string
+}
+
+// dial is what is there under a name that programs of a namespace ask for.
+type dial struct {
+	want // by which it is looked up; its users are the streams
+	id   dialID
+
+	// Of a listener: whether the name is that of a Service, and if so which of
+	// its gRPC services have routes; listener is nil where nothing is published
+	// under the name, or where it is that of a gRPC service alone.
+	service  bool
+	backend  backendID
+	routes   []string
+	listener *xds.Resource
+	// Of a cluster: itself; of a listener: the cluster where nobody has the name.
+	cluster *backend
+}
+
+// maxDialled bounds the bytes of a name: that of a DNS name and a port.
+const maxDialled = longestAuthority
+
+// nobodyPrefix begins the names of clusters without endpoints: clients show the
+// names in their errors.
+const nobodyPrefix = "nobody/"
+
+// Dialled tells whether a program may ask for the name, so that something is to
+// be there for it.
+func Dialled(t xds.Type, name string) bool {
+	switch {
+	case name == "" || len(name) > maxDialled:
+		return false
+	case t == xds.Listener:
+		return !taken(name)
+	case t == xds.Cluster:
+		_, ok := parseBackend(name)
+		return ok
+	}
+	return false
+}
+
+// parseBackend reads the name of a backend's cluster.
+func parseBackend(name string) (backendID, bool) {
+	parts := strings.Split(name, "/")
+	if len(parts) < 4 || len(parts) > 5 || !label.MatchString(parts[1]) || !label.MatchString(parts[2]) {
+		return backendID{}, false
+	}
+	port, err := strconv.ParseUint(parts[3], 10, 16)
+	id := backendID{service: nodecache.Name{Namespace: parts[1], Name: parts[2]}, port: uint16(port)}
+	if len(parts) == 5 {
+		if id.grpc = parts[4]; !serviceName.MatchString(id.grpc) {
+			return backendID{}, false
+		}
+	}
+	return id, err == nil && port > 0 && id.String() == name
+}
+
+// Dial makes what is to be there under the names for one more gRPC program of
+// the namespace. All of them must be [Dialled]; no name may repeat. It costs what
+// the names cost.
+func (c *Compiler) Dial(dir Services, namespace string, t xds.Type, names []string) (u xds.Update) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r := c.refresh(dir)
+	for _, name := range names {
+		id := dialID{namespace, t, name}
+		d := c.dials[id]
+		if d == nil {
+			d = &dial{id: id, want: want{wantID: wantID{namespace, name}}}
+			d.dial = d
+			c.dials[id] = d
+			r.makeDial(d, &u)
+		}
+		d.users++
+	}
+	sortSet(&u)
+	return u
+}
+
+// Hangup takes back what [Compiler.Dial] said for names.
+func (c *Compiler) Hangup(namespace string, t xds.Type, names []string) (u xds.Update) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, name := range names {
+		id := dialID{namespace, t, name}
+		d := c.dials[id]
+		if d == nil {
+			continue
+		}
+		if d.users--; d.users == 0 {
+			c.wants.depend(&d.want, place{})
+			delete(c.wants.stale, &d.want)
+			d.publish(nil, nil, &u)
+			delete(c.dials, id)
+		}
+	}
+	return u
+}
+
+// Current says that the directory has heard of everything that happened before
+// the agent started. Before that no program is told that nobody has a name.
+func (c *Compiler) Current() (u xds.Update) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.current = true
+	for _, d := range c.dials {
+		c.standIn(d, &u)
+	}
+	sortSet(&u)
+	return u
+}
+
+// makeDial needs mu. It finds out what is under the name, and publishes that.
+func (r *refresh) makeDial(d *dial, u *xds.Update) {
+	if d.id.t == xds.Cluster {
+		r.makeDialledCluster(d, u)
+		return
+	}
+	p := place{reason: "only a gRPC service has such a name"}
+	if d.name == strings.ToLower(d.name) {
+		host, port := splitAuthority(d.name)
+		p = r.find(d.namespace, host, port)
+	}
+	r.c.wants.depend(&d.want, p)
+	if p.reason != "" || p.one {
+		r.c.vacate(d, u)
+		return
+	}
+	was := d.routes
+	if d.backend != (backendID{service: p.service, port: p.port}) {
+		was = nil
+	}
+	d.service, d.backend = true, backendID{service: p.service, port: p.port}
+	crowd := r.crowd(&p, "")
+	d.routes = crowd.services()
+	for _, service := range was {
+		if !slices.Contains(d.routes, service) && !crowd.refuses(service) {
+			d.routes = append(d.routes, service)
+		}
+	}
+	slices.Sort(d.routes)
+	routes := make([]*routev3.Route, 0, len(d.routes)+1)
+	for _, service := range d.routes {
+		routes = append(routes, apiRoute("/"+service+"/", d.backend.calling(service).String()))
+	}
+	routes = append(routes, apiRoute("/", d.backend.String()))
+	d.publish(r.c.dialListener(d, routes, u), nil, u)
+}
+
+// makeDialledCluster needs mu. What is known only narrows what the Service
+// means: without a gRPC service it is all that is ready behind the port.
+func (r *refresh) makeDialledCluster(d *dial, u *xds.Update) {
+	id, _ := parseBackend(d.name)
+	p := place{port: id.port, asked: []nodecache.Name{id.service}, reason: "there is no such Service"}
+	v := r.view(id.service)
+	if v != nil {
+		p.reason = ""
+		r.findService(&p, v)
+	}
+	r.c.wants.depend(&d.want, p)
+	var made *backend
+	if p.reason == "" {
+		if crowd := r.crowd(&p, id.grpc); id.grpc == "" || !crowd.refuses(id.grpc) {
+			made = r.c.pairOf(id.String(), xds.DialScope(d.namespace), func() *clusterv3.Cluster {
+				if port, ok := portOf(v.Front, id.port); ok {
+					return backendCluster(id, port)
+				}
+				return cluster(id.String()) // a port of the pods of a headless Service
+			}, crowd.endpoints(id.grpc), d.cluster, u)
+		}
+	}
+	d.publish(nil, made, u)
+}
+
+// vacate needs mu. No Service has the name any more, or yet.
+func (c *Compiler) vacate(d *dial, u *xds.Update) {
+	d.backend, d.routes = backendID{}, nil
+	c.standIn(d, u)
+}
+
+// standIn needs mu. Where no Service has the name of a listener it publishes
+// that nobody has it, unless a gRPC service has, or may have. What was there
+// stays while that is open.
+func (c *Compiler) standIn(d *dial, u *xds.Update) {
+	if d.id.t != xds.Listener || d.backend != (backendID{}) {
+		return
+	}
+	if s := c.services[serviceID{d.namespace, d.name}]; s != nil && s.api != nil {
+		d.service = false
+		d.publish(nil, nil, u)
+		return
+	}
+	if !c.current || !d.service && !c.nowhere(d.namespace, d.name) {
+		return
+	}
+	name := nobodyPrefix + d.name
+	pair := c.pair(name, xds.DialScope(d.namespace), nil, d.cluster, u)
+	d.publish(c.dialListener(d, []*routev3.Route{apiRoute("/", name)}, u), pair, u)
+}
+
+// dialled needs mu. It looks again at the name of a gRPC service that came or
+// went.
+func (c *Compiler) dialled(id serviceID, u *xds.Update) {
+	if d := c.dials[dialID{id.namespace, xds.Listener, id.name}]; d != nil {
+		c.standIn(d, u)
+	}
+}
+
+// nowhere needs mu. It tells whether a name that nobody is known to serve is
+// served by nobody in the namespace.
+func (c *Compiler) nowhere(namespace, name string) bool {
+	ns := c.namespaces[namespace]
+	return ns == nil || ns.evidence == xds.Complete || !serviceName.MatchString(name)
+}
+
+// standInAll needs mu. It looks again at the namespace's names that nobody has.
+func (c *Compiler) standInAll(namespace string, u *xds.Update) {
+	for _, id := range slices.SortedFunc(maps.Keys(c.dials), func(a, b dialID) int { return strings.Compare(a.name, b.name) }) {
+		if id.namespace == namespace {
+			c.standIn(c.dials[id], u)
+		}
+	}
+}
+
+// dialListener needs mu. It returns the listener as it is from now on.
+func (c *Compiler) dialListener(d *dial, routes []*routev3.Route, u *xds.Update) *xds.Resource {
+	return c.build(xds.ID{Type: xds.Listener, Name: d.name, Scope: xds.DialScope(d.namespace)},
+		func() proto.Message { return apiListener(d.name, routes) }, d.listener, u)
+}
+
+// publish takes note of what was made; nil ends what was there.
+func (d *dial) publish(listener *xds.Resource, pair *backend, u *xds.Update) {
+	if listener == nil && d.listener != nil {
+		u.Remove = append(u.Remove, d.listener.ID)
+	}
+	if pair == nil && d.cluster != nil {
+		u.Remove = append(u.Remove, d.cluster.cluster.ID, d.cluster.cla.ID)
+	}
+	d.listener, d.cluster = listener, pair
+}
