@@ -9,7 +9,7 @@ import (
 
 // maxDialled bounds the names of one stream that are made for it: a program dials
 // some, and has a cluster for each gRPC service behind them.
-const maxDialled = 1 << 12
+const maxDialled = 1 << 11
 
 // dialer is what the client of one stream asks for by name, as a gRPC program
 // does.

@@ -69,7 +69,7 @@ const (
 	jsVersion    = "1.14.7"
 	jsXDSVersion = "1.14.1"
 	javaVersion  = "1.85.1"
-	tonicVersion = "0.14.9"
+	tonicVersion = "0.14.9+2" // of the library, and a number for main.rs
 
 	kindVersion       = "v0.33.0"
 	containerdVersion = "v2.3.7"

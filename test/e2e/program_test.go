@@ -34,7 +34,8 @@ var programs = []struct {
 	{"grpc-go", func(*testing.T) []string { return []string{goProgramEnv + "=1", os.Args[0]} }},
 	{"grpcio", func(t *testing.T) []string {
 		harness.Tool(t, "grpcio")
-		return []string{"/usr/bin/python3", "../../tools/grpcio/client.py"}
+		// It polls while calls are under way, and else every 5 s by default.
+		return []string{"GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS=100", "/usr/bin/python3", "../../tools/grpcio/client.py"}
 	}},
 	{"grpc-js", func(t *testing.T) []string {
 		return []string{"NODE_PATH=" + filepath.Join(harness.Tool(t, "grpc-js-xds"), "node_modules"), "node", "../../tools/grpc-js-xds/client.js"}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fingerpost/fingerpost/test/harness"
 )
@@ -179,6 +180,39 @@ func TestProxylessClientsFollowWhatTheyName(t *testing.T) {
 	})
 }
 
+// A server of another implementation, in another namespace.
+func TestProxylessClientsCallTonic(t *testing.T) {
+	at, other := harness.StartServer(t, harness.Tonic, nextAddr(), true), harness.StartServer(t, harness.Tonic, nextAddr(), true)
+	eachProgram(t, func(t *testing.T, s *site, start func() *grpcProgram) {
+		w := newWorld(t)
+		tonic := w.add(newPod("tonic-1-a", at.Addr().String(), int(at.Port())))
+		far := w.add(newPod("far-1-a", other.Addr().String(), int(other.Port())))
+		far.Namespace = "shop"
+		w.more = slices.Concat(service("golden", 1, "grpc", tonic), service("far", 1, "grpc", far))
+		w.more[2].(*corev1.Service).Namespace = "shop"
+		w.more[3].(*discoveryv1.EndpointSlice).Namespace = "shop"
+		w.write()
+		agent := s.start(t, "--source", w.source()).ready()
+		p := start()
+		for _, target := range []string{"golden.v1.Cart", "golden.prod:80", "far.shop:80", "far.shop.svc.cluster.local"} {
+			for _, call := range []string{"unary xds:///%s /golden.v1.Cart/Get", "watch xds:///%s /golden.v1.Cart/Watch"} {
+				harness.Eventually(t, soon, func() error {
+					who, err := p.do(call, target)
+					if err == nil && who != "tonic" {
+						err = fmt.Errorf("%s is answered by %q", fmt.Sprintf(call, target), who)
+					}
+					return err
+				})
+			}
+		}
+		// What nobody is known to serve goes to the pods all the same.
+		if _, err := p.do("unary xds:///golden.prod:80 /nosuch.v1.Service/Get"); err == nil || !strings.HasPrefix(err.Error(), "UNIMPLEMENTED ") {
+			t.Errorf("a service that the pods lack: %v", err)
+		}
+		agent.accepted()
+	})
+}
+
 // Names that nobody has fail at once, and work as soon as somebody has them; so
 // does a Service that goes and comes back.
 func TestProxylessClientsAreToldWhatNobodyHas(t *testing.T) {
@@ -205,7 +239,7 @@ func TestProxylessClientsAreToldWhatNobodyHas(t *testing.T) {
 		for _, target := range []string{"late.prod:80", "late", "late.v1.Service", "late.shop.svc.cluster.local:80", "cart.prod:81", "10.96.7.7:80"} {
 			fails(target, "late.v1.Service")
 			if p.name == "grpcio" { // which says which cluster is empty
-				if _, err := p.unary(target, "late.v1.Service"); err == nil || !strings.Contains(err.Error(), "nobody/"+target) {
+				if _, err := p.unary(target, "late.v1.Service"); err == nil || !strings.Contains(err.Error(), "nobody:"+target) {
 					t.Errorf("it is not said what %s is: %v", target, err)
 				}
 			}

@@ -87,9 +87,8 @@ func checkJars(list, dir string) error {
 	return err
 }
 
-// buildTonic compiles the server with what Cargo.lock pins. Its version in
-// package tools is that of the library: who changes main.rs removes the cached
-// program.
+// buildTonic compiles the server with what Cargo.lock pins. Who changes main.rs
+// changes the number in its version.
 func buildTonic(ctx context.Context, t tools.Tool, dst string) error {
 	if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -28,6 +29,11 @@ import (
 // ignore_resource_deletion). So a name that nobody has is answered too: by a
 // listener that leads to a cluster without endpoints. Calls fail at once, those
 // that are to wait for a server wait, and all go on as soon as there is one.
+//
+// A cluster is there for as long as a program asks for it, be it without
+// endpoints: C-core lets go of one only after it has accepted the listener that
+// does not lead there any more, and takes the removal of what it still asks for
+// as an error.
 
 // dialID is what a program asks for: a listener or a cluster.
 type dialID struct {
@@ -48,28 +54,24 @@ type dial struct {
 	backend  backendID
 	routes   []string
 	listener *xds.Resource
-	// Of a cluster: itself; of a listener: the cluster where nobody has the name.
-	cluster *backend
+	cluster  *backend // of a cluster: itself
 }
 
-// maxDialled bounds the bytes of a name: that of a DNS name and a port.
-const maxDialled = longestAuthority
-
 // nobodyPrefix begins the names of clusters without endpoints: clients show the
-// names in their errors.
-const nobodyPrefix = "nobody/"
+// names in their errors. No namespace has a colon.
+const nobodyPrefix = "nobody:"
 
 // Dialled tells whether a program may ask for the name, so that something is to
 // be there for it.
 func Dialled(t xds.Type, name string) bool {
 	switch {
-	case name == "" || len(name) > maxDialled:
+	case name == "" || !utf8.ValidString(name):
 		return false
 	case t == xds.Listener:
-		return !taken(name)
+		return len(name) <= longestAuthority && !taken(name)
 	case t == xds.Cluster:
 		_, ok := parseBackend(name)
-		return ok
+		return ok || strings.HasPrefix(name, nobodyPrefix) && len(name) <= len(nobodyPrefix)+longestAuthority
 	}
 	return false
 }
@@ -83,7 +85,7 @@ func parseBackend(name string) (backendID, bool) {
 	port, err := strconv.ParseUint(parts[3], 10, 16)
 	id := backendID{service: nodecache.Name{Namespace: parts[1], Name: parts[2]}, port: uint16(port)}
 	if len(parts) == 5 {
-		if id.grpc = parts[4]; !serviceName.MatchString(id.grpc) {
+		if id.grpc = parts[4]; len(id.grpc) > longestService || !serviceName.MatchString(id.grpc) {
 			return backendID{}, false
 		}
 	}
@@ -125,7 +127,10 @@ func (c *Compiler) Hangup(namespace string, t xds.Type, names []string) (u xds.U
 		if d.users--; d.users == 0 {
 			c.wants.depend(&d.want, place{})
 			delete(c.wants.stale, &d.want)
-			d.publish(nil, nil, &u)
+			c.publishDial(d, nil, &u)
+			if d.cluster != nil {
+				u.Remove = append(u.Remove, d.cluster.cluster.ID, d.cluster.cla.ID)
+			}
 			delete(c.dials, id)
 		}
 	}
@@ -179,32 +184,29 @@ func (r *refresh) makeDial(d *dial, u *xds.Update) {
 		routes = append(routes, apiRoute("/"+service+"/", d.backend.calling(service).String()))
 	}
 	routes = append(routes, apiRoute("/", d.backend.String()))
-	d.publish(r.c.dialListener(d, routes, u), nil, u)
+	r.c.publishDial(d, routes, u)
 }
 
 // makeDialledCluster needs mu. What is known only narrows what the Service
 // means: without a gRPC service it is all that is ready behind the port.
 func (r *refresh) makeDialledCluster(d *dial, u *xds.Update) {
-	id, _ := parseBackend(d.name)
-	p := place{port: id.port, asked: []nodecache.Name{id.service}, reason: "there is no such Service"}
-	v := r.view(id.service)
-	if v != nil {
-		p.reason = ""
-		r.findService(&p, v)
-	}
-	r.c.wants.depend(&d.want, p)
-	var made *backend
-	if p.reason == "" {
-		if crowd := r.crowd(&p, id.grpc); id.grpc == "" || !crowd.refuses(id.grpc) {
-			made = r.c.pairOf(id.String(), xds.DialScope(d.namespace), func() *clusterv3.Cluster {
-				if port, ok := portOf(v.Front, id.port); ok {
-					return backendCluster(id, port)
-				}
-				return cluster(id.String()) // a port of the pods of a headless Service
-			}, crowd.endpoints(id.grpc), d.cluster, u)
+	id, _ := parseBackend(d.name) // none where nobody has a name
+	var p place
+	v, port, listed := (*nodecache.FrontView)(nil), nodecache.FrontPort{}, false
+	if id != (backendID{}) {
+		p = place{port: id.port, asked: []nodecache.Name{id.service}}
+		if v = r.view(id.service); v != nil {
+			port, listed = portOf(v.Front, id.port)
+			r.findService(&p, v)
 		}
 	}
-	d.publish(nil, made, u)
+	r.c.wants.depend(&d.want, p)
+	d.cluster = r.c.pairOf(d.name, xds.DialScope(d.namespace), func() *clusterv3.Cluster {
+		if listed {
+			return backendCluster(id, port)
+		}
+		return cluster(d.name)
+	}, r.crowd(&p, id.grpc).endpoints(id.grpc), d.cluster, u)
 }
 
 // vacate needs mu. No Service has the name any more, or yet.
@@ -222,15 +224,12 @@ func (c *Compiler) standIn(d *dial, u *xds.Update) {
 	}
 	if s := c.services[serviceID{d.namespace, d.name}]; s != nil && s.api != nil {
 		d.service = false
-		d.publish(nil, nil, u)
+		c.publishDial(d, nil, u)
 		return
 	}
-	if !c.current || !d.service && !c.nowhere(d.namespace, d.name) {
-		return
+	if c.current && (d.service || c.nowhere(d.namespace, d.name)) {
+		c.publishDial(d, []*routev3.Route{apiRoute("/", nobodyPrefix+d.name)}, u)
 	}
-	name := nobodyPrefix + d.name
-	pair := c.pair(name, xds.DialScope(d.namespace), nil, d.cluster, u)
-	d.publish(c.dialListener(d, []*routev3.Route{apiRoute("/", name)}, u), pair, u)
 }
 
 // dialled needs mu. It looks again at the name of a gRPC service that came or
@@ -257,19 +256,14 @@ func (c *Compiler) standInAll(namespace string, u *xds.Update) {
 	}
 }
 
-// dialListener needs mu. It returns the listener as it is from now on.
-func (c *Compiler) dialListener(d *dial, routes []*routev3.Route, u *xds.Update) *xds.Resource {
-	return c.build(xds.ID{Type: xds.Listener, Name: d.name, Scope: xds.DialScope(d.namespace)},
-		func() proto.Message { return apiListener(d.name, routes) }, d.listener, u)
-}
-
-// publish takes note of what was made; nil ends what was there.
-func (d *dial) publish(listener *xds.Resource, pair *backend, u *xds.Update) {
-	if listener == nil && d.listener != nil {
-		u.Remove = append(u.Remove, d.listener.ID)
+// publishDial needs mu. It publishes a listener with the routes; without any it
+// ends what was there.
+func (c *Compiler) publishDial(d *dial, routes []*routev3.Route, u *xds.Update) {
+	id := xds.ID{Type: xds.Listener, Name: d.name, Scope: xds.DialScope(d.namespace)}
+	if len(routes) > 0 {
+		d.listener = c.build(id, func() proto.Message { return apiListener(d.name, routes) }, d.listener, u)
+	} else if d.listener != nil {
+		u.Remove = append(u.Remove, id)
+		d.listener = nil
 	}
-	if pair == nil && d.cluster != nil {
-		u.Remove = append(u.Remove, d.cluster.cluster.ID, d.cluster.cla.ID)
-	}
-	d.listener, d.cluster = listener, pair
 }
