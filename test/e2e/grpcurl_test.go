@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,9 +11,9 @@ import (
 )
 
 // grpcurl runs the tool against a sidecar and returns what it prints.
-func (s *site) grpcurl(t *testing.T, verb ...string) (string, error) {
+func (s *site) grpcurl(t *testing.T, flags []string, verb ...string) (string, error) {
 	t.Helper()
-	args := append([]string{"-plaintext", "-connect-timeout", "10", "-max-time", "10", fmt.Sprintf("127.0.0.1:%d", s.egress)}, verb...)
+	args := slices.Concat([]string{"-plaintext"}, flags, []string{fmt.Sprintf("127.0.0.1:%d", s.egress)}, verb)
 	out, err := exec.CommandContext(deadline(t), harness.Tool(t, "grpcurl"), args...).CombinedOutput()
 	return strings.TrimSpace(string(out)), err
 }
@@ -38,7 +39,7 @@ func TestGrpcurlShowsTheCallersView(t *testing.T) {
 			s.sidecar(t, api, id)
 			must := func(verb ...string) string {
 				t.Helper()
-				out, err := s.grpcurl(t, verb...)
+				out, err := s.grpcurl(t, nil, verb...)
 				if err != nil {
 					t.Fatalf("grpcurl %s: %v\n%s", verb, err, out)
 				}
@@ -58,13 +59,13 @@ func TestGrpcurlShowsTheCallersView(t *testing.T) {
 				t.Errorf("all is described as\n%s", got)
 			}
 			for _, verb := range []string{"list", "describe"} {
-				if got, err := s.grpcurl(t, verb, want.lacks); err == nil {
+				if got, err := s.grpcurl(t, nil, verb, want.lacks); err == nil {
 					t.Errorf("%s %s of another namespace: %s", verb, want.lacks, got)
 				}
 			}
 			// What it shows can be called.
-			if got := must("-d", `"hello"`, name+"/Say"); !strings.Contains(got, "hello") {
-				t.Errorf("the call is answered by %s", got)
+			if got, err := s.grpcurl(t, []string{"-d", `"hello"`}, name+"/Say"); err != nil || !strings.Contains(got, "hello") {
+				t.Errorf("the call is answered by %s, %v", got, err)
 			}
 		})
 	}
