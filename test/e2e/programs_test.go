@@ -236,17 +236,36 @@ func TestProxylessClientsAreToldWhatNobodyHas(t *testing.T) {
 				return nil
 			})
 		}
-		for _, target := range []string{"late.prod:80", "late", "late.v1.Service", "late.shop.svc.cluster.local:80", "cart.prod:81", "10.96.7.7:80"} {
+		for target, cluster := range map[string]string{
+			"late.prod:80": "backend/prod/late/80", "late": "backend/prod/late/80", "late.v1.Service": "prod/late.v1.Service",
+			"late.shop.svc.cluster.local:80": "backend/shop/late/80", "cart.prod:81": "backend/prod/cart/81", "10.96.7.7:80": "nobody:10.96.7.7:80",
+		} {
 			fails(target, "late.v1.Service")
 			if p.name == "grpcio" { // which says which cluster is empty
-				if _, err := p.unary(target, "late.v1.Service"); err == nil || !strings.Contains(err.Error(), "nobody:"+target) {
+				if _, err := p.unary(target, "late.v1.Service"); err == nil || !strings.Contains(err.Error(), cluster) {
 					t.Errorf("it is not said what %s is: %v", target, err)
 				}
 			}
 		}
+		// A call that waits for a server gets the one that comes.
+		waits := func(target, service string) {
+			t.Helper()
+			said := make(chan error, 1)
+			go func() {
+				_, err := p.do("probe xds:///%s /%s/Say", target, service)
+				said <- err
+			}()
+			w.write()
+			if err := <-said; err != nil {
+				t.Errorf("a call that waits: %v", err)
+			}
+		}
 		late, _ := w.serve("late-1-a", []string{"late.v1.Service"})
 		w.more = append(w.more, service("late", 2, "grpc", late)...)
-		w.write()
+		waits("late.prod:80", "late.v1.Service")
+		fails("later.v1.Service", "later.v1.Service")
+		w.serve("later-1-a", []string{"later.v1.Service"})
+		waits("later.v1.Service", "later.v1.Service")
 		p.reaches(t, []string{"late.prod:80", "late", "late.v1.Service"}, "late.v1.Service", "late-1-a")
 
 		// One more gRPC service behind a Service that is dialled already.
@@ -258,12 +277,11 @@ func TestProxylessClientsAreToldWhatNobodyHas(t *testing.T) {
 		fails("late.prod:80", "late.v1.Service")
 
 		// The Service without pods, then gone, then back.
-		w.pods, w.more = nil, service("cart", 1, "grpc")
-		w.write()
-		fails("cart.prod:80", "shop.v1.Cart")
-		w.more = nil
-		w.write()
-		fails("cart.prod:80", "shop.v1.Cart")
+		for _, rest := range [][]any{service("cart", 1, "grpc"), nil} {
+			w.pods, w.more = nil, rest
+			w.write()
+			fails("cart.prod:80", "shop.v1.Cart")
+		}
 		w.cart(a, b)
 		p.reaches(t, forms, "shop.v1.Cart", "cart-1-a", "cart-2-a")
 		agent.accepted()

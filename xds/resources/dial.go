@@ -28,7 +28,8 @@ import (
 // and one that it was told of is never taken back (gRFC A53,
 // ignore_resource_deletion). So a name that nobody has is answered too: by a
 // listener that leads to a cluster without endpoints. Calls fail at once, those
-// that are to wait for a server wait, and all go on as soon as there is one.
+// that are to wait for a server wait. A call stays with the cluster that its
+// route named when it began; so that is the one which would be somebody's.
 //
 // A cluster is there for as long as a program asks for it, be it without
 // endpoints: C-core lets go of one only after it has accepted the listener that
@@ -54,7 +55,9 @@ type dial struct {
 	backend  backendID
 	routes   []string
 	listener *xds.Resource
-	cluster  *backend // of a cluster: itself
+	// Of a cluster: itself; of the listener of a gRPC service that nobody has: the
+	// cluster of the service.
+	cluster *backend
 }
 
 // nobodyPrefix begins the names of clusters without endpoints: clients show the
@@ -127,10 +130,7 @@ func (c *Compiler) Hangup(namespace string, t xds.Type, names []string) (u xds.U
 		if d.users--; d.users == 0 {
 			c.wants.depend(&d.want, place{})
 			delete(c.wants.stale, &d.want)
-			c.publishDial(d, nil, &u)
-			if d.cluster != nil {
-				u.Remove = append(u.Remove, d.cluster.cluster.ID, d.cluster.cla.ID)
-			}
+			c.publishDial(d, nil, nil, &u)
 			delete(c.dials, id)
 		}
 	}
@@ -184,7 +184,7 @@ func (r *refresh) makeDial(d *dial, u *xds.Update) {
 		routes = append(routes, apiRoute("/"+service+"/", d.backend.calling(service).String()))
 	}
 	routes = append(routes, apiRoute("/", d.backend.String()))
-	r.c.publishDial(d, routes, u)
+	r.c.publishDial(d, routes, nil, u)
 }
 
 // makeDialledCluster needs mu. What is known only narrows what the Service
@@ -224,12 +224,44 @@ func (c *Compiler) standIn(d *dial, u *xds.Update) {
 	}
 	if s := c.services[serviceID{d.namespace, d.name}]; s != nil && s.api != nil {
 		d.service = false
-		c.publishDial(d, nil, u)
+		c.publishDial(d, nil, nil, u)
 		return
 	}
-	if c.current && (d.service || c.nowhere(d.namespace, d.name)) {
-		c.publishDial(d, []*routev3.Route{apiRoute("/", nobodyPrefix+d.name)}, u)
+	if !c.current || !d.service && !c.nowhere(d.namespace, d.name) {
+		return
 	}
+	if id, ok := meant(d.namespace, d.name); ok {
+		c.publishDial(d, []*routev3.Route{apiRoute("/", id.String())}, nil, u)
+		return
+	}
+	if unservable(d.name) {
+		c.publishDial(d, []*routev3.Route{apiRoute("/", nobodyPrefix+d.name)}, nil, u)
+		return
+	}
+	name := clusterName(d.namespace, d.name)
+	pair := c.pair(name, xds.DialScope(d.namespace), nil, d.cluster, u)
+	c.publishDial(d, []*routev3.Route{apiRoute("/"+d.name+"/", name)}, pair, u)
+}
+
+// meant is what a name would lead to if there were a Service of it; false if it
+// could be none's. Which port that would have is not known where none is named.
+func meant(namespace, name string) (backendID, bool) {
+	host, port := splitAuthority(name)
+	id := backendID{port: 80}
+	if port != "" {
+		n, err := strconv.ParseUint(port[1:], 10, 16)
+		if err != nil || n == 0 {
+			return backendID{}, false
+		}
+		id.port = uint16(n)
+	}
+	for _, c := range searched(namespace, host) {
+		if c.pod == "" && name == strings.ToLower(name) {
+			id.service = c.service
+			return id, true
+		}
+	}
+	return backendID{}, false
 }
 
 // dialled needs mu. It looks again at the name of a gRPC service that came or
@@ -256,9 +288,13 @@ func (c *Compiler) standInAll(namespace string, u *xds.Update) {
 	}
 }
 
-// publishDial needs mu. It publishes a listener with the routes; without any it
-// ends what was there.
-func (c *Compiler) publishDial(d *dial, routes []*routev3.Route, u *xds.Update) {
+// publishDial needs mu. It publishes a listener with the routes, and a cluster of
+// its own; without any it ends what was there.
+func (c *Compiler) publishDial(d *dial, routes []*routev3.Route, pair *backend, u *xds.Update) {
+	if pair == nil && d.cluster != nil {
+		u.Remove = append(u.Remove, d.cluster.cluster.ID, d.cluster.cla.ID)
+	}
+	d.cluster = pair
 	id := xds.ID{Type: xds.Listener, Name: d.name, Scope: xds.DialScope(d.namespace)}
 	if len(routes) > 0 {
 		d.listener = c.build(id, func() proto.Message { return apiListener(d.name, routes) }, d.listener, u)

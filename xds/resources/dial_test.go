@@ -148,29 +148,32 @@ func TestWhatNobodyHasIsSaidOnceItIsCertain(t *testing.T) {
 	}
 	m.take(m.c.Current())
 	// With a port it is no name of a gRPC service.
-	m.want("a Service", m.dials("web.prod:50051"), "/ nobody:web.prod:50051")
+	m.want("a Service", m.dials("web.prod:50051"), "/ backend/prod/web/50051")
 	for _, name := range names[1:] {
 		m.want(name+" while a pod may serve it", m.dials(name), "silence")
 	}
 	m.learn(key, serves(1000, "pkg.A"))
 	m.flush()
 	m.want("served", m.dials("pkg.A"), "/pkg.A/ prod/pkg.A")
-	m.want("served by nobody", m.dials("pkg.B"), "/ nobody:pkg.B")
-	m.want("no Service", m.dials("web.prod"), "/ nobody:web.prod")
-	m.dial("nobody:pkg.B")
-	m.want("its endpoints", m.behind("nobody:pkg.B"), "")
+	m.want("served by nobody", m.dials("pkg.B"), "/pkg.B/ prod/pkg.B")
+	m.want("no Service", m.dials("web.prod"), "/ backend/prod/web/80")
+	m.want("its endpoints", m.behind("prod/pkg.B"), "")
+	m.dial("10.96.7.7:80", "nobody:10.96.7.7:80", "Pkg.X:80")
+	m.want("an address", m.dials("10.96.7.7:80"), "/ nobody:10.96.7.7:80")
+	m.want("its endpoints", m.behind("nobody:10.96.7.7:80"), "")
+	m.want("no name of anybody", m.dials("Pkg.X:80"), "/ nobody:Pkg.X:80")
 
 	// It comes, goes, and comes back.
 	for range 2 {
 		two := m.pod("web-1", "10.0.0.2", nodecache.Serving)
 		m.flush()
-		m.want("while the new pod may serve it", m.dials("pkg.B"), "/ nobody:pkg.B")
+		m.want("while the new pod may serve it", m.dials("pkg.B"), "/pkg.B/ prod/pkg.B")
 		m.learn(two, serves(1000, "pkg.B"))
 		m.flush()
 		m.want("new", m.dials("pkg.B"), "/pkg.B/ prod/pkg.B")
 		m.learn(two, serves(1000, "pkg.C"))
 		m.flush()
-		m.want("gone", m.dials("pkg.B"), "/ nobody:pkg.B")
+		m.want("gone", m.dials("pkg.B"), "/pkg.B/ prod/pkg.B")
 		m.dir.RemovePod("web-1")
 		m.flush()
 	}
@@ -184,9 +187,9 @@ func TestWhatNobodyHasIsSaidOnceItIsCertain(t *testing.T) {
 		m.want("with pods", m.dials("web.prod"), "/pkg.A/ backend/prod/web/50051/pkg.A, / backend/prod/web/50051")
 		m.dir.RemoveFront(nodecache.Name{Namespace: "prod", Name: "web"})
 		m.flush()
-		m.want("a Service that went", m.dials("web.prod:50051"), "/ nobody:web.prod:50051")
+		m.want("a Service that went", m.dials("web.prod:50051"), "/ backend/prod/web/50051")
 		m.dir.RemoveSlice(nodecache.Name{Namespace: "prod", Name: "web-web-0"})
-		m.want("a Service that went, without a port", m.dials("web.prod"), "/ nobody:web.prod")
+		m.want("a Service that went, without a port", m.dials("web.prod"), "/ backend/prod/web/80")
 	}
 }
 
