@@ -30,6 +30,9 @@ const (
 	sweepEvery = 10 * time.Second
 	// attachEvery is how often what the node lacks is looked for again.
 	attachEvery = 30 * time.Second
+	// yieldWithin is how long an agent that has handed its sockets over may have
+	// the kernel's part still. It lets go within settleFor.
+	yieldWithin = 10 * time.Second
 	// sweepAfter is how long after its start an agent leaves the pods alone that
 	// one before it chose: their sidecars come back within that time.
 	sweepAfter = 2 * time.Minute
@@ -119,7 +122,7 @@ func (d *redirection) run(ctx context.Context) error {
 	defer sub.Close()
 	defer d.close()
 	known := resources.NewDestinations(a.dir)
-	var tried, swept time.Time
+	var turn, tried, swept time.Time
 	changed := true
 	tick := time.NewTicker(settleFor)
 	defer tick.Stop()
@@ -136,13 +139,17 @@ func (d *redirection) run(ctx context.Context) error {
 		if f == nil || f.ads.Given() {
 			// Whoever holds the sockets is to have the kernel as well.
 			d.close()
-			tried = time.Time{}
+			turn, tried = time.Time{}, time.Time{}
 			continue
 		}
+		if turn.IsZero() {
+			turn = time.Now()
+		}
 		if !d.isOpen() && time.Since(tried) > attachEvery {
-			if d.open() {
+			switch done, yielding := d.open(time.Since(turn) < yieldWithin); {
+			case done:
 				changed = true
-			} else {
+			case !yielding:
 				tried = time.Now()
 			}
 		}
@@ -170,11 +177,13 @@ func (d *redirection) isOpen() bool {
 // open attaches, and lets sidecars listen once it is known what the numbers mean.
 // Where it cannot, they do not, and connections go where they were dialled, also
 // where a program of before redirects still.
-func (d *redirection) open() bool {
+//
+// With patience an agent that has it still is about to let go: that is no failure.
+func (d *redirection) open(patience bool) (done, yielding bool) {
 	r, err := redirect.Open(d.options)
 	var u *redirect.Unavailable
-	if errors.As(err, &u) && u.Reason == redirect.Busy && time.Since(d.begun) < sweepAfter {
-		return false // the agent before this one is about to let go
+	if errors.As(err, &u) && u.Reason == redirect.Busy && patience {
+		return false, true
 	}
 	d.mu.Lock()
 	d.r = r
@@ -201,7 +210,7 @@ func (d *redirection) open() bool {
 		d.log.Info("connections of pods with a sidecar are redirected", "cgroup", d.options.Cgroup, "pins", cmp.Or(d.options.Dir, redirect.DefaultDir), "made_anew", r.Recreated(), "maps_replaced", r.Replaced())
 	}
 	d.agent.feed.capture(err == nil)
-	return err == nil
+	return err == nil, false
 }
 
 // set tells the kernel what the destinations are, and the sidecars what the numbers

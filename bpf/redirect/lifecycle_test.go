@@ -403,7 +403,7 @@ func TestNoCgroup2(t *testing.T) {
 		t.Log("no cgroup of the first version can be mounted here:", err)
 		return
 	}
-	defer unix.Unmount(tmp, 0)
+	defer func() { _ = unix.Unmount(tmp, 0) }()
 	n.options.Cgroup = tmp
 	n.unavailable(redirect.NoCgroup2, "is not on a cgroup2 file system")
 }

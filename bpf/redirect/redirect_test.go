@@ -153,7 +153,7 @@ func TestSidecarItselfIsLeftAlone(t *testing.T) {
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 15001, 0, 0); errno != 0 {
 				return errno
 			}
-			defer unix.RawSyscall(unix.SYS_SETRESUID, 0, 0, 0)
+			defer func() { _, _, _ = unix.RawSyscall(unix.SYS_SETRESUID, 0, 0, 0) }()
 			family := unix.AF_INET
 			if to != users {
 				family = unix.AF_INET6

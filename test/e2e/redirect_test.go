@@ -35,11 +35,12 @@ type redirectNode struct {
 	t      *testing.T
 	cgroup string
 	pins   string
+	hold   *reflectionHold // of all servers
 }
 
 func newRedirectNode(t *testing.T) *redirectNode {
 	t.Helper()
-	n := &redirectNode{site: newSite(t), world: newWorld(t), t: t}
+	n := &redirectNode{site: newSite(t), world: newWorld(t), t: t, hold: newReflectionHold()}
 	n.network = harness.NewNetwork(t)
 	if err := os.Chmod(filepath.Dir(filepath.Dir(n.ads)), 0o755); err != nil { // sidecars are not root
 		t.Fatal(err)
@@ -117,7 +118,7 @@ func (n *redirectNode) listens(name, addr string, services ...string) *demo.Samp
 	n.t.Helper()
 	n.network.Claim(n.t, netip.MustParseAddrPort(addr).Addr().String())
 	var s *demo.Sample
-	if err := n.network.Do(func() (err error) { s, err = demo.StartSample(name, addr, services); return err }); err != nil {
+	if err := n.network.Do(func() (err error) { s, err = demo.StartSample(name, addr, services, n.hold.option()); return err }); err != nil {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(s.Stop)
@@ -346,6 +347,21 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 	fresh()
 	a.stop()
 	fresh()
+	// One that has not learned yet what the one before it knew takes nothing back.
+	n.hold.hold()
+	a = n.start(t, "--source", n.source(), "--redirect", "--redirect-cgroup", n.cgroup, "--redirect-dir", n.pins).live()
+	n.hold.waitAsked(t)
+	n.redirects(a)
+	for range 5 {
+		lives() // some time passes for that
+	}
+	if gate := a.status().Gate; gate != "closed" {
+		t.Errorf("the gate is %s", gate)
+	}
+	n.hold.release()
+	a.ready()
+	fresh()
+	a.stop()
 	// As a version would leave it that has other maps.
 	n.shrink("destinations", "numbers", "pods")
 	a = n.agent()

@@ -76,22 +76,22 @@ func portOf(f *nodecache.Front, port uint16) (nodecache.FrontPort, bool) {
 // that it is gRPC, else what the caller speaks: a REST server gets HTTP/1.1
 // from those who call it so, as if it were dialled directly. Nothing in it
 // follows the pods.
-func backendCluster(id backendID, port nodecache.FrontPort) *clusterv3.Cluster {
+func backendCluster(id backendID, port nodecache.FrontPort, p *nodecache.Policy) *clusterv3.Cluster {
 	if id.grpc == "" && !port.GRPC() {
-		return callersCluster(id.String())
+		return callersCluster(id.String(), p)
 	}
-	return cluster(id.String())
+	return cluster(id.String(), p)
 }
 
 // callersCluster speaks what the caller speaks.
-func callersCluster(name string) *clusterv3.Cluster {
-	c := cluster(name)
-	c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream())
+func callersCluster(name string, p *nodecache.Policy) *clusterv3.Cluster {
+	c := cluster(name, p)
+	c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream(p))
 	return c
 }
 
-func callersUpstream() *upstreamv3.HttpProtocolOptions {
-	o := http2Upstream()
+func callersUpstream(p *nodecache.Policy) *upstreamv3.HttpProtocolOptions {
+	o := upstream(p)
 	o.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
 		UseDownstreamProtocolConfig: &upstreamv3.HttpProtocolOptions_UseDownstreamHttpConfig{
 			HttpProtocolOptions:  &corev3.Http1ProtocolOptions{},

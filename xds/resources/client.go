@@ -116,6 +116,7 @@ func ParseClient(node *corev3.Node) (Client, error) {
 	default:
 		c.Warnings = append(c.Warnings, fmt.Sprintf("shape %.20q is not known to this agent; it serves shape %d", s, Shape))
 	}
+	c.checkNeeds(node)
 	return c, nil
 }
 
@@ -141,7 +142,7 @@ func (c Client) Scopes() []xds.Scope {
 func (c Client) AskingScopes() []xds.Scope { return c.scopes(Asking) }
 
 func (c Client) scopes(form Form) []xds.Scope {
-	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.BackendScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
+	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.BackendScope(c.Namespace), xds.DialScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
 	ipv6 := scopeIPv6
 	// In front of the namespace's, which has the table of shape 1.
 	switch {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -89,6 +90,8 @@ type Compiler struct {
 	// have all, then by Service and name.
 	aliases map[string]map[nodecache.Name]map[string]*backend
 	wants   wants
+	dials   map[dialID]*dial // what gRPC programs ask for
+	current bool             // see Current
 }
 
 // owner is what was last compiled of an owner.
@@ -127,6 +130,7 @@ func New(o Options) (*Compiler, error) {
 		programs:   map[string]*program{},
 		aliases:    map[string]map[nodecache.Name]map[string]*backend{},
 		wants:      newWants(),
+		dials:      map[dialID]*dial{},
 	}
 	if c.destination == nil {
 		c.destination = func(netip.Addr) (netip.AddrPort, bool) { return netip.AddrPort{}, false }
@@ -309,6 +313,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 				u.Remove = append(u.Remove, r.ID)
 			}
 		}
+		c.dialled(id, u)
 		return
 	}
 	if s == nil {
@@ -320,7 +325,10 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	name, scope := clusterName(id.namespace, id.name), xds.NamespaceScope(id.namespace)
 	if s.cluster == nil && !taken(id.name) {
 		s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
-			func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
+			func() proto.Message {
+				return apiListener(id.name, []*routev3.Route{apiRoute("/"+id.name+"/", clusterName(id.namespace, id.name))})
+			}, nil, u)
+		c.dialled(id, u)
 	}
 	provider, _ := split(s.claims(id.name))
 	c.provided(id, s, provider[0].Workload)
@@ -328,13 +336,13 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	if len(es) > 0 && es[0].host != "" {
 		host = es[0].String()
 	}
-	if s.cluster == nil || s.host != host {
-		s.host = host
+	if p := policyOf(provider); s.cluster == nil || s.host != host || !p.Equal(s.policy) {
+		s.host, s.policy = host, p
 		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message {
 			if host != "" {
-				return hostCluster(name, es[0])
+				return hostCluster(name, es[0], p)
 			}
-			return cluster(name)
+			return cluster(name, p)
 		}, s.cluster, u)
 	}
 	switch {

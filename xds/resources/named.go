@@ -294,8 +294,8 @@ type standee struct {
 	absent Absence // whatever is called
 }
 
-// lacks tells whether it is known not to serve what is called; what is called
-// without a gRPC service anybody may serve.
+// lacks tells whether it is known not to serve what is called; an empty service
+// is any.
 func (s *standee) lacks(service string) bool {
 	return service != "" && s.member.Pod != nil && s.owner.Lacks(s.member.Pod, s.target, service)
 }

@@ -54,6 +54,7 @@ type want struct {
 	users              int
 	place              place    // as last found
 	made               *backend // nil while the name leads nowhere
+	dial               *dial    // which this is of; nil: a cluster of Envoys
 }
 
 func newWants() wants {
@@ -217,6 +218,10 @@ func (r *refresh) wanted(names []nodecache.Name, u *xds.Update) {
 
 // makeWanted needs mu. It finds out where the name leads, and publishes that.
 func (r *refresh) makeWanted(w *want, u *xds.Update) {
+	if w.dial != nil {
+		r.makeDial(w.dial, u)
+		return
+	}
 	var p place
 	if !w.number.IsValid() {
 		host, port := splitAuthority(w.authority)
@@ -231,11 +236,12 @@ func (r *refresh) makeWanted(w *want, u *xds.Update) {
 	var made *backend
 	if p.reason == "" {
 		if crowd := r.crowd(&p, w.service); !crowd.refuses(w.service) {
-			write := cluster
+			policy, write := r.policy(&p, crowd, w.made), cluster
 			if w.service == "" {
 				write = callersCluster
 			}
-			made = r.c.pair(w.name, xds.DemandScope(w.namespace), write, crowd.endpoints(w.service), w.made, u)
+			made = r.c.pairOf(w.name, xds.DemandScope(w.namespace), func() *clusterv3.Cluster { return write(w.name, policy) },
+				crowd.endpoints(w.service), policy, w.made, u)
 		}
 	}
 	w.publish(made, u)
@@ -301,7 +307,7 @@ func (ws *wants) moved(old *owner, view *nodecache.Owner) {
 // and a call to one that is answered with nothing waits for its time-out from
 // then on (tried with Envoy 1.40). The socket's server says what is known.
 func fallback(namespace, name, socket string) *clusterv3.Cluster {
-	c := cluster(name)
+	c := cluster(name, nil)
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 	c.EdsClusterConfig, c.OutlierDetection, c.CommonLbConfig = nil, nil, nil
 	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
