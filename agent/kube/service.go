@@ -105,6 +105,12 @@ func declare(f *nodecache.Front, annotations map[string]string) {
 		f.Ignored = ignored(ServicesAnnotation, text, why.Error())
 		return
 	}
+	var bad string
+	if text, there := annotations[LocalityAnnotation]; there {
+		if f.Locality, bad = parseLocality(text); bad != "" {
+			f.Ignored = ignored(LocalityAnnotation, text, bad)
+		}
+	}
 	if to, there := annotations[ExportAnnotation]; there {
 		var bad []string
 		if f.Export, bad = parseExport(to); len(bad) > 0 {

@@ -138,7 +138,7 @@ func (c *Compiler) pair(name string, scope xds.Scope, es []endpoint, old *backen
 	}
 	b := &backend{
 		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, old.cluster, u),
-		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, old.cla, u),
+		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return c.locality.assignment(name, es) }, old.cla, u),
 	}
 	if b.cluster == nil || b.cla == nil {
 		return nil

@@ -1,0 +1,289 @@
+package resources
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
+
+	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
+)
+
+// locality decides which endpoints of a cluster the clients of this node call
+// first. All of them are on one node, so that one CLA is right for all.
+type locality struct {
+	unsaid nodecache.Locality // where pods say nothing; read-only
+	node   string             // of the clients; read-only
+	// places is guarded by Compiler.mu.
+	places nodecache.Places
+	// asked is set once some pod has asked for another than even. Guarded by
+	// Compiler.mu.
+	asked bool
+}
+
+// parseLocality reads a policy; empty is even.
+func parseLocality(text string) (nodecache.Locality, error) {
+	l, ok := nodecache.ParseLocality(cmp.Or(text, "even"))
+	if !ok {
+		return l, fmt.Errorf("locality %q is not even, zone or node", text)
+	}
+	return l, nil
+}
+
+// tier is how near an endpoint is to the clients. Endpoints of one tier get
+// equal shares of the calls.
+type tier uint8
+
+const (
+	onNode tier = iota
+	inZone
+	inRegion
+	elsewhere
+
+	numTiers = iota
+)
+
+// tier is by the policy, which is not even.
+func (l *locality) tier(p nodecache.Locality, e endpoint) tier {
+	here := l.node != "" && e.pod.Node == l.node
+	switch {
+	case here && p == nodecache.LocalityNode:
+		return onNode
+	case here, l.places.Zone != "" && e.zone == l.places.Zone:
+		return inZone
+	case l.places.Regions[l.places.Zone] != "" && l.places.Regions[e.zone] == l.places.Regions[l.places.Zone]:
+		return inRegion
+	}
+	return elsewhere
+}
+
+// of is what the endpoints of a tier have in common.
+func (l *locality) of(t tier) *corev3.Locality {
+	at := &corev3.Locality{}
+	if t <= inRegion {
+		at.Region = l.places.Regions[l.places.Zone]
+	}
+	if t <= inZone {
+		at.Zone = l.places.Zone
+	}
+	if t == onNode {
+		at.SubZone = l.node
+	}
+	return at
+}
+
+// policy is the one for a cluster, and whether its pods ask for different ones.
+// Those count that get its calls. Where they differ, as over a rollout which
+// changes the annotation, what prefers least is done: it loads no pod more than
+// another.
+func (l *locality) policy(es []endpoint) (p nodecache.Locality, differ bool) {
+	serving := anyServing(es)
+	for _, e := range es {
+		if serving && !e.serving() {
+			continue
+		}
+		says := cmp.Or(e.pod.Common.Locality, l.unsaid)
+		differ = differ || p != nodecache.LocalityUnsaid && says != p
+		if p == nodecache.LocalityUnsaid || says < p {
+			p = says
+		}
+	}
+	return cmp.Or(p, l.unsaid), differ
+}
+
+// blind tells whether the policy cannot be followed, since nobody says in which
+// zone the node is.
+func (l *locality) blind(p nodecache.Locality) bool {
+	return p == nodecache.LocalityZone && l.places.Zone == ""
+}
+
+// group is endpoints of a CLA that have one locality and priority.
+type group struct {
+	tier      tier
+	endpoints []endpoint
+	draining  bool
+}
+
+// groups puts the endpoints, which have no duplicates, in the order in which
+// they are called, that of es within a group. The Draining ones of a policy that
+// is not even come after all, where there is a Serving one: Envoy counts those
+// that get no calls against the health of their priority, so that one which
+// drains would send a share of the calls of its tier away.
+func (l *locality) groups(p nodecache.Locality, es []endpoint) []group {
+	if p <= nodecache.LocalityEven || l.blind(p) || len(es) > 0 && es[0].host != "" {
+		return []group{{tier: elsewhere, endpoints: es}}
+	}
+	var gs [2 * numTiers]group
+	serving := anyServing(es)
+	for _, e := range es {
+		t := l.tier(p, e)
+		g, draining := &gs[t], serving && !e.serving()
+		if draining {
+			g = &gs[numTiers+t]
+		}
+		g.tier, g.draining, g.endpoints = t, draining, append(g.endpoints, e)
+	}
+	return slices.DeleteFunc(gs[:], func(g group) bool { return len(g.endpoints) == 0 })
+}
+
+// assignment writes endpoints, which are sorted and without duplicates. Without
+// a Serving one the Draining ones are written as healthy: they are all there is.
+//
+// A priority has one locality, but for that of the Draining ones: all endpoints
+// of a tier get the same share. Priorities have no gaps, and localities weights,
+// or gRPC would refuse them or pass them over (gRFC A27).
+func (l *locality) assignment(name string, es []endpoint) *endpointv3.ClusterLoadAssignment {
+	cla := &endpointv3.ClusterLoadAssignment{ClusterName: name}
+	if len(es) == 0 {
+		return cla
+	}
+	p, _ := l.policy(es)
+	l.asked = l.asked || p > nodecache.LocalityEven
+	serving, priority, drains := anyServing(es), uint32(0), false
+	for i, g := range l.groups(p, es) {
+		if i > 0 && !(drains && g.draining) {
+			priority++
+		}
+		drains = g.draining
+		lbs := make([]*endpointv3.LbEndpoint, len(g.endpoints))
+		for i, e := range g.endpoints {
+			health := corev3.HealthStatus_HEALTHY
+			if serving && !e.serving() {
+				health = corev3.HealthStatus_DRAINING
+			}
+			lbs[i] = &endpointv3.LbEndpoint{
+				HealthStatus: health,
+				HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
+					Address: e.address(),
+				}},
+			}
+		}
+		cla.Endpoints = append(cla.Endpoints, &endpointv3.LocalityLbEndpoints{
+			Locality:            l.of(g.tier),
+			LbEndpoints:         lbs,
+			LoadBalancingWeight: number(uint32(len(lbs))),
+			Priority:            priority,
+		})
+	}
+	return cla
+}
+
+// Relocate takes note of where the node is, and returns what follows: mostly
+// nothing, since that changes hardly ever.
+func (c *Compiler) Relocate(dir Services, places nodecache.Places) xds.Update {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var u xds.Update
+	l := &c.locality
+	if l.places.Zone == places.Zone && maps.Equal(l.places.Regions, places.Regions) {
+		return u
+	}
+	l.places = places
+	for _, id := range slices.SortedFunc(maps.Keys(c.services), serviceID.compare) {
+		c.compile(id, &u)
+	}
+	r := c.refresh(dir)
+	for name := range c.fronts {
+		r.touch(name)
+	}
+	backends := r.finish()
+	u.Set, u.Remove = append(u.Set, backends.Set...), append(u.Remove, backends.Remove...)
+	for _, name := range dir.FrontNames() {
+		r.alias(name, &u)
+	}
+	for _, w := range c.wants.byName {
+		c.wants.stale[w] = struct{}{}
+	}
+	r.wanted(nil, &u)
+	sortSet(&u)
+	return u
+}
+
+// Locality says how the agent stands to policies that are not even: whether one
+// is asked for, by its options or by some pod so far, and whether it knows of the
+// zone of its node.
+func (c *Compiler) Locality() (asked, placed bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.locality.asked || c.locality.unsaid > nodecache.LocalityEven, c.locality.places.Zone != ""
+}
+
+// Spread says in one line how calls are spread over the endpoints of a cluster;
+// empty where there is nothing to spread.
+func (c *Compiler) Spread(views []EndpointView) string {
+	var es []endpoint
+	for _, v := range views {
+		if !v.ByName() {
+			es = append(es, v.of)
+		}
+	}
+	if len(es) == 0 {
+		return ""
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	l := &c.locality
+	p, differ := l.policy(es)
+	says := p.String() + ", " + l.by(p, differ, es)
+	gs := l.groups(p, es)
+	calls, draining := []group(nil), 0
+	for _, g := range gs {
+		if g.draining {
+			draining += len(g.endpoints)
+		} else {
+			calls = append(calls, g)
+		}
+	}
+	switch {
+	case l.blind(p):
+		says += fmt.Sprintf(", which means even, since nobody says in which zone node %q is", l.node)
+	case p == nodecache.LocalityNode && l.places.Zone == "":
+		says += fmt.Sprintf(", without zones, since nobody says in which one node %q is", l.node)
+	}
+	switch {
+	case p <= nodecache.LocalityEven || l.blind(p):
+		return says + ": each endpoint that serves gets the same share"
+	case len(calls) == 1:
+		says += fmt.Sprintf(": all %d endpoints are %s and get the same share", len(calls[0].endpoints), l.where(calls[0].tier))
+	default:
+		says += fmt.Sprintf(": %d of %d endpoints, %s, take all calls", len(calls[0].endpoints), len(es)-draining, l.where(calls[0].tier))
+		var then []string
+		for _, g := range calls[1:] {
+			then = append(then, fmt.Sprintf("%d %s", len(g.endpoints), l.where(g.tier)))
+		}
+		says += "; " + strings.Join(then, ", then ") + " take over as those before them fail"
+	}
+	if draining > 0 {
+		says += fmt.Sprintf("; %d draining get none", draining)
+	}
+	return says
+}
+
+// by says whose word the policy is.
+func (l *locality) by(p nodecache.Locality, differ bool, es []endpoint) string {
+	if differ {
+		var said []string
+		for _, e := range es {
+			said = append(said, cmp.Or(e.pod.Common.Locality, l.unsaid).String())
+		}
+		slices.Sort(said)
+		return fmt.Sprintf("what prefers least, as the pods ask for %s", strings.Join(slices.Compact(said), " and "))
+	}
+	if slices.ContainsFunc(es, func(e endpoint) bool { return e.pod.Common.Locality == p }) {
+		return "by annotation"
+	}
+	return "by --locality"
+}
+
+// where names a tier.
+func (l *locality) where(t tier) string {
+	return [numTiers]string{
+		onNode: "on node " + l.node, inZone: "in zone " + cmp.Or(l.places.Zone, "of node "+l.node),
+		inRegion: "in region " + l.places.Regions[l.places.Zone], elsewhere: "elsewhere",
+	}[t]
+}
