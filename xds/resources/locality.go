@@ -102,41 +102,43 @@ func (l *locality) blind(p nodecache.Locality) bool {
 	return p == nodecache.LocalityZone && l.places.Zone == ""
 }
 
-// group is endpoints of a CLA that have one locality and priority.
+// group is the endpoints of one tier, in the order of all.
 type group struct {
 	tier      tier
 	endpoints []endpoint
-	draining  bool
 }
 
-// groups puts the endpoints, which have no duplicates, in the order in which
-// they are called, that of es within a group. The Draining ones of a policy that
-// is not even come after all, where there is a Serving one: Envoy counts those
-// that get no calls against the health of their priority, so that one which
-// drains would send a share of the calls of its tier away.
+// groups returns the endpoints in the order in which they are called. One that
+// drains stays in its tier: Envoy leaves it out when it counts how much of a
+// priority is healthy, and gRPC does not see it, so that it neither holds the
+// calls there nor sends a part of them away (tried with Envoy 1.40).
 func (l *locality) groups(p nodecache.Locality, es []endpoint) []group {
 	if p <= nodecache.LocalityEven || l.blind(p) || len(es) > 0 && es[0].host != "" {
-		return []group{{tier: elsewhere, endpoints: es}}
+		return []group{{elsewhere, es}}
 	}
-	var gs [2 * numTiers]group
-	serving := anyServing(es)
+	var by [numTiers][]endpoint
 	for _, e := range es {
 		t := l.tier(p, e)
-		g, draining := &gs[t], serving && !e.serving()
-		if draining {
-			g = &gs[numTiers+t]
-		}
-		g.tier, g.draining, g.endpoints = t, draining, append(g.endpoints, e)
+		by[t] = append(by[t], e)
 	}
-	return slices.DeleteFunc(gs[:], func(g group) bool { return len(g.endpoints) == 0 })
+	var gs []group
+	for t, es := range by {
+		if len(es) > 0 {
+			gs = append(gs, group{tier(t), es})
+		}
+	}
+	return gs
 }
 
-// assignment writes endpoints, which are sorted and without duplicates. Without
-// a Serving one the Draining ones are written as healthy: they are all there is.
+// assignment needs Compiler.mu, if it is the compiler's. It writes endpoints,
+// which are sorted and without duplicates. Without a Serving one the Draining
+// ones are written as healthy: they are all there is.
 //
-// A priority has one locality, but for that of the Draining ones: all endpoints
-// of a tier get the same share. Priorities have no gaps, and localities weights,
-// or gRPC would refuse them or pass them over (gRFC A27).
+// A priority is one tier and has one locality, so that all endpoints there get
+// the same share. Priorities have no gaps, localities are set and have weights,
+// or gRPC would refuse them or pass them over (gRFC A27). An endpoint's locality
+// is the same whatever others come and go: Envoy moves it to another priority
+// with its connections.
 func (l *locality) assignment(name string, es []endpoint) *endpointv3.ClusterLoadAssignment {
 	cla := &endpointv3.ClusterLoadAssignment{ClusterName: name}
 	if len(es) == 0 {
@@ -144,12 +146,8 @@ func (l *locality) assignment(name string, es []endpoint) *endpointv3.ClusterLoa
 	}
 	p, _ := l.policy(es)
 	l.asked = l.asked || p > nodecache.LocalityEven
-	serving, priority, drains := anyServing(es), uint32(0), false
-	for i, g := range l.groups(p, es) {
-		if i > 0 && !(drains && g.draining) {
-			priority++
-		}
-		drains = g.draining
+	serving := anyServing(es)
+	for priority, g := range l.groups(p, es) {
 		lbs := make([]*endpointv3.LbEndpoint, len(g.endpoints))
 		for i, e := range g.endpoints {
 			health := corev3.HealthStatus_HEALTHY
@@ -167,7 +165,7 @@ func (l *locality) assignment(name string, es []endpoint) *endpointv3.ClusterLoa
 			Locality:            l.of(g.tier),
 			LbEndpoints:         lbs,
 			LoadBalancingWeight: number(uint32(len(lbs))),
-			Priority:            priority,
+			Priority:            uint32(priority),
 		})
 	}
 	return cla
@@ -228,38 +226,31 @@ func (c *Compiler) Spread(views []EndpointView) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	l := &c.locality
-	p, differ := l.policy(es)
-	says := p.String() + ", " + l.by(p, differ, es)
-	gs := l.groups(p, es)
-	calls, draining := []group(nil), 0
-	for _, g := range gs {
-		if g.draining {
-			draining += len(g.endpoints)
-		} else {
-			calls = append(calls, g)
-		}
+	called := es
+	if anyServing(es) {
+		called = slices.DeleteFunc(slices.Clone(es), func(e endpoint) bool { return !e.serving() })
 	}
+	p, differ := l.policy(es)
+	says := p.String() + ", " + l.by(p, differ, called)
 	switch {
 	case l.blind(p):
 		says += fmt.Sprintf(", which means even, since nobody says in which zone node %q is", l.node)
 	case p == nodecache.LocalityNode && l.places.Zone == "":
 		says += fmt.Sprintf(", without zones, since nobody says in which one node %q is", l.node)
 	}
-	switch {
+	gs := l.groups(p, called)
+	switch first := gs[0]; {
 	case p <= nodecache.LocalityEven || l.blind(p):
-		return says + ": each endpoint that serves gets the same share"
-	case len(calls) == 1:
-		says += fmt.Sprintf(": all %d endpoints are %s and get the same share", len(calls[0].endpoints), l.where(calls[0].tier))
+		says += fmt.Sprintf(": %d endpoints get the same share each", len(called))
+	case len(gs) == 1:
+		says += fmt.Sprintf(": all %d endpoints are %s and get the same share each", len(called), l.where(first.tier))
 	default:
-		says += fmt.Sprintf(": %d of %d endpoints, %s, take all calls", len(calls[0].endpoints), len(es)-draining, l.where(calls[0].tier))
+		says += fmt.Sprintf(": %d of %d endpoints, %s, take all calls", len(first.endpoints), len(called), l.where(first.tier))
 		var then []string
-		for _, g := range calls[1:] {
+		for _, g := range gs[1:] {
 			then = append(then, fmt.Sprintf("%d %s", len(g.endpoints), l.where(g.tier)))
 		}
 		says += "; " + strings.Join(then, ", then ") + " take over as those before them fail"
-	}
-	if draining > 0 {
-		says += fmt.Sprintf("; %d draining get none", draining)
 	}
 	return says
 }

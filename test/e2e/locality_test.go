@@ -1,0 +1,217 @@
+package e2e_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/fingerpost/fingerpost/agent/kube"
+	"github.com/fingerpost/fingerpost/demo"
+	"github.com/fingerpost/fingerpost/test/harness"
+)
+
+// The clients' node n1 and n2 are in one zone, n3 is in another of the region,
+// n4 in another region.
+func nodes() []any {
+	var out []any
+	for name, at := range map[string][2]string{"n1": {"z1", "r1"}, "n2": {"z1", "r1"}, "n3": {"z2", "r1"}, "n4": {"z3", "r2"}} {
+		out = append(out, &corev1.Node{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+				corev1.LabelTopologyZone: at[0], corev1.LabelTopologyRegion: at[1],
+			}},
+		})
+	}
+	return out
+}
+
+// on starts a server and puts its pod on a node.
+func (w *world) on(node, id, service string) (*corev1.Pod, *demo.Sample) {
+	w.t.Helper()
+	p, s := w.serve(id, []string{service})
+	p.Spec.NodeName = node
+	return p, s
+}
+
+// answers counts who answers so many calls, one after another.
+func answers(t *testing.T, conn *grpc.ClientConn, service string, calls int) map[string]int {
+	t.Helper()
+	by := map[string]int{}
+	for range calls {
+		who, err := say(t, conn, service)
+		if err != nil {
+			t.Fatalf("a call of %s: %v", service, err)
+		}
+		by[who]++
+	}
+	return by
+}
+
+// shares are how many pods of a service there are on the clients' node,
+// elsewhere in their zone, elsewhere in their region, and in another.
+type layout [4]int
+
+var layouts = []layout{{1, 2, 3, 0}, {1, 0, 0, 5}, {0, 2, 3, 1}, {0, 0, 3, 3}, {0, 0, 0, 6}, {3, 3, 0, 0}}
+
+func (l layout) service() string { return fmt.Sprintf("shop.v1.Of%d%d%d%d", l[0], l[1], l[2], l[3]) }
+
+// The shares of calls, counted at the pods, are those that docs/locality.md
+// says: Envoy takes turns, so that they are exact.
+func TestSharesOfCallsByLocality(t *testing.T) {
+	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "locality.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, policy := range []string{"even", "zone", "node"} {
+		// Half of the time by the flag, half by what the pods say.
+		for _, by := range []string{"flag", "annotation"} {
+			t.Run(policy+" by "+by, func(t *testing.T) {
+				w, s := newWorld(t), newSite(t)
+				w.more = nodes()
+				for i, l := range layouts {
+					for where, n := range l {
+						for j := range n {
+							p, _ := w.on(fmt.Sprint("n", where+1), fmt.Sprintf("of%d-1-%d%d", i, where, j), l.service())
+							if by == "annotation" {
+								p.Annotations = map[string]string{kube.LocalityAnnotation: policy}
+							}
+						}
+					}
+				}
+				args := []string{"--source", w.write().source()}
+				if by == "flag" {
+					args = append(args, "--locality", policy)
+				}
+				a := s.start(t, args...).ready()
+				e := s.sidecar(t, "delta", "prod/web")
+				for i, l := range layouts {
+					const calls = 60 // of which 1 to 6 pods get equal shares
+					var got layout
+					for who, n := range answers(t, e.conn, l.service(), calls) {
+						where := who[len(fmt.Sprintf("of%d-1-", i))] - '0'
+						got[where] += n
+						first := slices.IndexFunc(l[:], func(n int) bool { return n > 0 })
+						_ = first
+					}
+					row := fmt.Sprintf("| `%s` | %d | %d | %d | %d |", policy, l[0], l[1], l[2], l[3])
+					for _, n := range got {
+						row += fmt.Sprintf(" %.3g %% |", 100*float64(n)/calls)
+					}
+					t.Log(row)
+					if !strings.Contains(string(doc), row) {
+						t.Errorf("docs/locality.md does not have the row\n%s", row)
+					}
+				}
+				a.connected("prod/web", "cds", "eds")
+				if st := a.status(); st.Nacks != 0 {
+					t.Errorf("%d refusals", st.Nacks)
+				}
+				e.content()
+			})
+		}
+	}
+}
+
+// only waits until one pod alone answers.
+func only(t *testing.T, conn *grpc.ClientConn, service, pod string) {
+	t.Helper()
+	reaches(t, conn, service, pod)
+	if by := answers(t, conn, service, 40); by[pod] != 40 {
+		t.Errorf("calls of %s are answered by %v, want %s alone", service, by, pod)
+	}
+}
+
+// What is near goes, drains and comes back: calls follow, and none fails.
+func TestCallsFollowWhatIsNear(t *testing.T) {
+	eachFront(t, "shop.v1.Cart", func(t *testing.T, s *site, start func() front) {
+		w := newWorld(t)
+		w.more = nodes()
+		here, first := w.on("n1", "cart-1-here", "shop.v1.Cart")
+		near, _ := w.on("n2", "cart-1-near", "shop.v1.Cart")
+		w.on("n3", "cart-1-region", "shop.v1.Cart")
+		w.on("n4", "cart-1-far", "shop.v1.Cart")
+		w.write()
+		a := s.start(t, "--source", w.source(), "--locality", "node").ready()
+		f := start()
+		stream := onPod(t, f.conn, "shop.v1.Cart", "cart-1-here")
+		answered, stop := load(t, f.conn, "shop.v1.Cart")
+		only(t, f.conn, "shop.v1.Cart", "cart-1-here")
+
+		// Beside one that drains the other of the node gets all calls.
+		also, _ := w.on("n1", "cart-1-also", "shop.v1.Cart")
+		w.write()
+		reaches(t, f.conn, "shop.v1.Cart", "cart-1-here", "cart-1-also")
+		terminate(here)
+		w.write()
+		only(t, f.conn, "shop.v1.Cart", "cart-1-also")
+		spared(t, first, "shop.v1.Cart", answered)
+		stays(t, stream, "cart-1-here")
+
+		terminate(also)
+		w.write()
+		only(t, f.conn, "shop.v1.Cart", "cart-1-near")
+		w.remove(also)
+		terminate(near)
+		w.write()
+		only(t, f.conn, "shop.v1.Cart", "cart-1-region")
+		w.remove(near)
+		w.write()
+		only(t, f.conn, "shop.v1.Cart", "cart-1-region")
+		stays(t, stream, "cart-1-here")
+
+		// And back, each as it comes.
+		w.on("n2", "cart-1-near2", "shop.v1.Cart")
+		w.write()
+		only(t, f.conn, "shop.v1.Cart", "cart-1-near2")
+		second := onPod(t, f.conn, "shop.v1.Cart", "cart-1-near2")
+		w.on("n1", "cart-1-here2", "shop.v1.Cart")
+		w.write()
+		only(t, f.conn, "shop.v1.Cart", "cart-1-here2")
+		stays(t, stream, "cart-1-here")
+		stays(t, second, "cart-1-near2")
+		proceeds(t, answered)
+		stop()
+		a.connected("prod/web", "cds", "eds")
+		if st := a.status(); st.Nacks != 0 {
+			t.Errorf("%d refusals", st.Nacks)
+		}
+	})
+}
+
+// A pod whose server has gone without a word is passed over.
+func TestDeadPodNearby(t *testing.T) {
+	s, w := newSite(t), newWorld(t)
+	w.more = nodes()
+	_, dead := w.on("n1", "cart-1-here", "shop.v1.Cart")
+	w.on("n3", "cart-1-b", "shop.v1.Cart")
+	w.on("n3", "cart-1-c", "shop.v1.Cart")
+	w.on("n3", "cart-1-d", "shop.v1.Cart")
+	w.write()
+	s.start(t, "--source", w.source(), "--locality", "node").ready()
+	e := s.sidecar(t, "delta", "prod/web")
+	only(t, e.conn, "shop.v1.Cart", "cart-1-here")
+	dead.Stop()
+	var log []string
+	by := map[string]int{}
+	for range 200 {
+		who, err := say(t, e.conn, "shop.v1.Cart")
+		if err != nil {
+			who = "failed"
+		}
+		by[who]++
+		if len(log) == 0 || log[len(log)-1] != who {
+			log = append(log, who)
+		}
+	}
+	t.Log(by, log)
+	_ = maps.Keys(by)
+	_ = harness.Golden
+}
