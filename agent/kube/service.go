@@ -83,7 +83,11 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 // declare reads what the Service says of the places that are no pods.
 func declare(f *nodecache.Front, annotations map[string]string) {
 	text, there := annotations[ServicesAnnotation]
+	locality, prefers := annotations[LocalityAnnotation]
 	if !there {
+		if prefers {
+			f.Ignored = ignored(LocalityAnnotation, locality, "pods say themselves who calls them first: write it on them")
+		}
 		return
 	}
 	var why error
@@ -106,9 +110,9 @@ func declare(f *nodecache.Front, annotations map[string]string) {
 		return
 	}
 	var bad string
-	if text, there := annotations[LocalityAnnotation]; there {
-		if f.Locality, bad = parseLocality(text); bad != "" {
-			f.Ignored = ignored(LocalityAnnotation, text, bad)
+	if prefers {
+		if f.Locality, bad = parseLocality(locality); bad != "" {
+			f.Ignored = ignored(LocalityAnnotation, locality, bad)
 		}
 	}
 	if to, there := annotations[ExportAnnotation]; there {

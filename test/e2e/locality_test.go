@@ -2,10 +2,8 @@ package e2e_test
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +13,6 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/demo"
-	"github.com/fingerpost/fingerpost/test/harness"
 )
 
 // The clients' node n1 and n2 are in one zone, n3 is in another of the region,
@@ -55,9 +52,20 @@ func answers(t *testing.T, conn *grpc.ClientConn, service string, calls int) map
 	return by
 }
 
-// shares are how many pods of a service there are on the clients' node,
-// elsewhere in their zone, elsewhere in their region, and in another.
+// layout is how many pods of a service there are on the clients' node, elsewhere
+// in their zone, elsewhere in their region, and in another.
 type layout [4]int
+
+// called is how many of them are called.
+func (l layout) called(policy string) (n int) {
+	for i := range l {
+		n += l[i]
+		if n > 0 && (policy == "node" || policy == "zone" && i > 0) {
+			return n
+		}
+	}
+	return n
+}
 
 var layouts = []layout{{1, 2, 3, 0}, {1, 0, 0, 5}, {0, 2, 3, 1}, {0, 0, 3, 3}, {0, 0, 0, 6}, {3, 3, 0, 0}}
 
@@ -95,11 +103,16 @@ func TestSharesOfCallsByLocality(t *testing.T) {
 				for i, l := range layouts {
 					const calls = 60 // of which 1 to 6 pods get equal shares
 					var got layout
-					for who, n := range answers(t, e.conn, l.service(), calls) {
+					by := answers(t, e.conn, l.service(), calls)
+					if len(by) != l.called(policy) {
+						t.Errorf("%s: %d pods answer, want %d", l.service(), len(by), l.called(policy))
+					}
+					for who, n := range by {
 						where := who[len(fmt.Sprintf("of%d-1-", i))] - '0'
 						got[where] += n
-						first := slices.IndexFunc(l[:], func(n int) bool { return n > 0 })
-						_ = first
+						if want := calls / l.called(policy); n != want {
+							t.Errorf("%s: %s answers %d calls, want %d", l.service(), who, n, want)
+						}
 					}
 					row := fmt.Sprintf("| `%s` | %d | %d | %d | %d |", policy, l[0], l[1], l[2], l[3])
 					for _, n := range got {
@@ -186,32 +199,36 @@ func TestCallsFollowWhatIsNear(t *testing.T) {
 	})
 }
 
-// A pod whose server has gone without a word is passed over.
-func TestDeadPodNearby(t *testing.T) {
+// A pod whose server has gone without a word, as far as anybody knows, is called
+// no more once its connections were refused; back, it gets all calls again.
+func TestDeadPodNearbyIsPassedOver(t *testing.T) {
 	s, w := newSite(t), newWorld(t)
 	w.more = nodes()
 	_, dead := w.on("n1", "cart-1-here", "shop.v1.Cart")
-	w.on("n3", "cart-1-b", "shop.v1.Cart")
-	w.on("n3", "cart-1-c", "shop.v1.Cart")
-	w.on("n3", "cart-1-d", "shop.v1.Cart")
-	w.write()
-	s.start(t, "--source", w.source(), "--locality", "node").ready()
+	for _, name := range []string{"b", "c", "d"} {
+		w.on("n3", "cart-1-"+name, "shop.v1.Cart")
+	}
+	s.start(t, "--source", w.write().source(), "--locality", "node").ready()
 	e := s.sidecar(t, "delta", "prod/web")
 	only(t, e.conn, "shop.v1.Cart", "cart-1-here")
 	dead.Stop()
-	var log []string
-	by := map[string]int{}
-	for range 200 {
-		who, err := say(t, e.conn, "shop.v1.Cart")
-		if err != nil {
-			who = "failed"
+	// Envoy tries a call three times, and ejects who refused five times.
+	failed := 0
+	for {
+		if _, err := say(t, e.conn, "shop.v1.Cart"); err == nil {
+			break
 		}
-		by[who]++
-		if len(log) == 0 || log[len(log)-1] != who {
-			log = append(log, who)
+		if failed++; failed > 5 {
+			t.Fatal("calls go on to fail")
 		}
 	}
-	t.Log(by, log)
-	_ = maps.Keys(by)
-	_ = harness.Golden
+	if by := answers(t, e.conn, "shop.v1.Cart", 30); by["cart-1-b"] != 10 || by["cart-1-c"] != 10 || by["cart-1-d"] != 10 {
+		t.Errorf("the others answer %v, want 10 calls each", by)
+	}
+	again, err := demo.StartSample("cart-1-here", dead.Addr(), []string{"shop.v1.Cart"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Stop)
+	only(t, e.conn, "shop.v1.Cart", "cart-1-here")
 }
