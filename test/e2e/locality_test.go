@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/demo"
+	"github.com/fingerpost/fingerpost/test/harness"
 )
 
 // The clients' node n1 and n2 are in one zone, n3 is in another of the region,
@@ -202,6 +204,7 @@ func TestCallsFollowWhatIsNear(t *testing.T) {
 // A pod whose server has gone without a word, as far as anybody knows, is called
 // no more once its connections were refused; back, it gets all calls again.
 func TestDeadPodNearbyIsPassedOver(t *testing.T) {
+	t.Parallel()
 	s, w := newSite(t), newWorld(t)
 	w.more = nodes()
 	_, dead := w.on("n1", "cart-1-here", "shop.v1.Cart")
@@ -231,4 +234,130 @@ func TestDeadPodNearbyIsPassedOver(t *testing.T) {
 	}
 	t.Cleanup(again.Stop)
 	only(t, e.conn, "shop.v1.Cart", "cart-1-here")
+}
+
+// By the gRPC service alone, by a Service's name and by a route: the pods' word
+// holds for each cluster in which they are.
+func TestEveryWayToAPodPrefersWhatIsNear(t *testing.T) {
+	t.Parallel()
+	eachMode(t, func(t *testing.T, api string) {
+		m := newMesh(t)
+		here, _ := m.on("n1", "users-1-here", "shop.Users")
+		near, _ := m.on("n2", "users-1-near", "shop.Users")
+		far, _ := m.on("n3", "users-1-far", "shop.Users")
+		ask := func(policy string) {
+			for _, p := range []*corev1.Pod{here, near, far} {
+				p.Annotations = map[string]string{kube.LocalityAnnotation: policy}
+			}
+			m.put()
+		}
+		m.services["nodes"] = nodes()
+		m.front("users", here, near, far)
+		m.front("routed", here, near, far)
+		m.route("GRPCRoute", "prod", "r", "routed", "  - {backendRefs: [{name: users, port: 80}]}")
+		ask("node")
+		e := m.sidecar(t, api, "prod/me")
+		conns := []*grpc.ClientConn{e.conn, m.at("users.prod:80"), m.at("routed.prod:80")}
+		for _, conn := range conns {
+			only(t, conn, "shop.Users", "users-1-here")
+		}
+		clusters := slices.Sorted(slices.Values(e.clusters()))
+		ask("zone")
+		for _, conn := range conns {
+			reaches(t, conn, "shop.Users", "users-1-here", "users-1-near")
+		}
+		terminate(here)
+		m.put()
+		for _, conn := range conns {
+			only(t, conn, "shop.Users", "users-1-near")
+		}
+		ask("even")
+		for _, conn := range conns {
+			reaches(t, conn, "shop.Users", "users-1-near", "users-1-far")
+		}
+		if after := slices.Sorted(slices.Values(e.clusters())); !slices.Equal(after, clusters) {
+			t.Errorf("clusters %v, before %v", after, clusters)
+		}
+		if n, _ := e.Stat("cluster_manager.cluster_modified"); n != 0 {
+			t.Errorf("%d clusters were changed", n)
+		}
+		e.content()
+	})
+}
+
+// What is asked for, and whether the agent can follow it, is told.
+func TestLocalityIsExplained(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	here, _ := m.on("n1", "users-1-here", "shop.Users")
+	near, _ := m.on("n2", "users-1-near", "shop.Users")
+	far, _ := m.on("n4", "users-1-far", "shop.Users")
+	m.front("users", here, near, far)
+	m.put()
+	a := m.agent
+	explained := func(want string) {
+		t.Helper()
+		for _, args := range [][]string{
+			{"explain", "call", "--from", "prod/me", "/shop.Users/Say"},
+			{"explain", "call", "--from", "prod/me", "--authority", "users.prod:80", "/shop.Users/Say"},
+			{"explain", "service", "shop.Users"},
+		} {
+			harness.Eventually(t, soon, func() error {
+				if out := a.must(args...); !strings.Contains(out, want) {
+					return fmt.Errorf("%v does not say %q:\n%s", args, want, out)
+				}
+				return nil
+			})
+		}
+	}
+	explained("even, by --locality: 3 endpoints get the same share each")
+	if part := a.part("locality"); !strings.HasPrefix(part, "off: --locality even") {
+		t.Errorf("part locality is %q", part)
+	}
+	here.Annotations = map[string]string{kube.LocalityAnnotation: "node"}
+	near.Annotations, far.Annotations = here.Annotations, here.Annotations
+	m.put()
+	explained(`node, by annotation, without zones, since nobody says in which one node "n1" is: 1 of 3 endpoints, on node n1, take all calls; 2 elsewhere take over`)
+	if part := a.part("locality"); !strings.HasPrefix(part, `on: nobody says in which zone node "n1" is`) {
+		t.Errorf("part locality is %q", part)
+	}
+	m.services["nodes"] = nodes()
+	far.Annotations = map[string]string{kube.LocalityAnnotation: "zone"}
+	m.put()
+	explained("zone, what prefers least, as the pods ask for node and zone: 2 of 3 endpoints, in zone z1, take all calls; 1 elsewhere take over as those before them fail")
+	if part := a.part("locality"); part != "on" {
+		t.Errorf("part locality is %q", part)
+	}
+	far.Annotations = map[string]string{kube.LocalityAnnotation: "rack"}
+	m.put()
+	a.logs(`\"rack\" is ignored`)
+}
+
+// From an API server, whose Nodes the agent may not read.
+func TestLocalityByWhatPodsSayOfTheirNodes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	for node, zone := range map[string]string{"n1": "z1", "n2": "z1", "n3": "z2"} {
+		p := newPod("cart-1-"+node, "", 0)
+		s := sample(t, p.Name, portOf(c.pods, p), []string{"shop.v1.Cart"})
+		p = newPod("cart-1-"+node, "", s.Port())
+		p.Spec.NodeName = node
+		p.Labels[corev1.LabelTopologyZone] = zone
+		p.Annotations = map[string]string{kube.LocalityAnnotation: "zone"}
+		c.create(p, s.IP())
+	}
+	s := newSite(t)
+	a := s.start(t, c.args()...).ready()
+	conn := s.proxyless(t, c.ns+"/web", "shop.v1.Cart")
+	reaches(t, conn, "shop.v1.Cart", "cart-1-n1", "cart-1-n2")
+	c.Remove(t, c.pods[slices.IndexFunc(c.pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == "n1" })])
+	// The agent knows no more in which zone it is.
+	reaches(t, conn, "shop.v1.Cart", "cart-1-n2", "cart-1-n3")
+	if part := a.part("locality"); !strings.HasPrefix(part, "on: nobody says") {
+		t.Errorf("part locality is %q", part)
+	}
+	a.connected(c.ns+"/web", "lds", "cds", "eds")
+	if st := a.status(); st.Nacks != 0 {
+		t.Errorf("%d refusals", st.Nacks)
+	}
 }
