@@ -113,7 +113,7 @@ type group struct {
 // priority is healthy, and gRPC does not see it, so that it neither holds the
 // calls there nor sends a part of them away (tried with Envoy 1.40).
 func (l *locality) groups(p nodecache.Locality, es []endpoint) []group {
-	if p <= nodecache.LocalityEven || l.blind(p) || len(es) > 0 && es[0].host != "" {
+	if p <= nodecache.LocalityEven || l.blind(p) {
 		return []group{{elsewhere, es}}
 	}
 	var by [numTiers][]endpoint

@@ -31,13 +31,15 @@ func local(t *testing.T, policy string) *mesh {
 }
 
 // placed is a pod by node and state, as n1 or n1-draining, and what it asks
-// for, as n1=zone.
+// for, as n1=zone. Of n1? nobody says where it is.
 func placed(i int, says string) *nodecache.Pod {
 	says, asks, _ := strings.Cut(says, "=")
 	node, state, _ := strings.Cut(says, "-")
 	l, _ := nodecache.ParseLocality(asks)
+	zone := where[node]
+	node = strings.TrimSuffix(node, "?")
 	p := &nodecache.Pod{
-		UID: fmt.Sprint(says, i), Name: fmt.Sprint(says, i), Node: node, Zone: where[node], State: nodecache.Serving,
+		UID: fmt.Sprint(says, i), Name: fmt.Sprint(says, i), Node: node, Zone: zone, State: nodecache.Serving,
 		Addr: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}),
 		Common: &nodecache.Common{
 			Namespace: "prod", Owner: nodecache.OwnerKey{UID: "rs"}, OwnerName: "ReplicaSet/rs",
@@ -88,6 +90,7 @@ func TestPodsNearbyAreCalledFirst(t *testing.T) {
 			"node, by --locality: 1 of 4 endpoints, on node n1, take all calls; 1 in zone z1, then 1 in region r1, then 1 elsewhere take over as those before them fail"},
 		{"node", "n4 n2 n4", here, "0 r1/z1/: n2, 1 //: n4 n4", "node, by --locality: 1 of 3 endpoints, in zone z1, take all calls; 2 elsewhere take over as those before them fail"},
 		{"zone", "n3 n3", here, "0 r1//: n3 n3", "zone, by --locality: all 2 endpoints are in region r1 and get the same share each"},
+		{"zone", "n2? n1? n3", here, "0 r1/z1/: n1, 1 r1//: n3, 2 //: n2", ""},
 		{"zone", "n4 n5", here, "0 //: n4 n5", "zone, by --locality: all 2 endpoints are elsewhere and get the same share each"},
 		// One that drains stays where it is, and is counted by nobody.
 		{"node", "n1-draining n2 n3-draining n3", here, "0 r1/z1/n1: (n1), 1 r1/z1/: n2, 2 r1//: (n3) n3",
@@ -144,7 +147,7 @@ func TestZoneOfAnEndpointIsThatOfItsSlice(t *testing.T) {
 	m.dir.UpsertFront(f)
 	s := &nodecache.Slice{UID: "s", Namespace: "prod", Name: "hand-1", Service: "hand", Ports: []nodecache.SlicePort{{Name: "grpc", Port: 1000}}, Endpoints: []nodecache.Endpoint{
 		{Pod: a.UID, Zone: "z2", Ready: true, Serving: true}, {Pod: b.UID, Zone: "z1", Ready: true, Serving: true},
-		{Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.3")}, Zone: "z3", Ready: true, Serving: true},
+		{Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.3")}, Zone: "z2", Ready: true, Serving: true},
 	}}
 	m.dir.UpsertSlice(s)
 	m.client("prod")
@@ -158,19 +161,25 @@ func TestZoneOfAnEndpointIsThatOfItsSlice(t *testing.T) {
 	if got := m.order(decode(t, m.published[at], &endpointv3.ClusterLoadAssignment{})); got != "0 //: n5 n5 -" {
 		t.Errorf("beside an address that asks for even: %q", got)
 	}
+	if got := m.order(m.cla("prod", "pkg.Hand")); got != "0 //: -" {
+		t.Errorf("the address alone, which asks for even: %s", got)
+	}
 	g := *f
 	g.Locality = nodecache.LocalityUnsaid
 	m.dir.UpsertFront(&g)
 	m.flush()
-	if got := m.order(decode(t, m.published[at], &endpointv3.ClusterLoadAssignment{})); got != "0 r1/z1/: n5, 1 r1//: n5, 2 //: -" {
+	if got := m.order(decode(t, m.published[at], &endpointv3.ClusterLoadAssignment{})); got != "0 r1/z1/: n5, 1 r1//: n5 -" {
 		t.Errorf("beside an address that asks for nothing: %q", got)
+	}
+	if got := m.order(m.cla("prod", "pkg.Hand")); got != "0 r1//: -" {
+		t.Errorf("the address alone, which asks for nothing: %s", got)
 	}
 	n := m.c.Resolve(m.dir, "prod", "hand", "pkg.A")
 	var views []resources.EndpointView
 	for _, v := range n.Members {
 		views = append(views, v.EndpointView)
 	}
-	if got, want := m.c.Spread(views), "zone, by --locality: 1 of 3 endpoints, in zone z1, take all calls; 1 in region r1, then 1 elsewhere take over as those before them fail"; got != want {
+	if got, want := m.c.Spread(views), "zone, by --locality: 1 of 3 endpoints, in zone z1, take all calls; 2 in region r1 take over as those before them fail"; got != want {
 		t.Errorf("it says\n%s, want\n%s", got, want)
 	}
 }
@@ -259,7 +268,7 @@ func localityHistory(t *testing.T, rng *rand.Rand) {
 			slices.Sort(pods)
 			m.service("prod", []string{"web", "other"}[rng.Intn(2)], port, slices.Compact(pods)...)
 		default:
-			says := fmt.Sprint("n", 1+rng.Intn(5), []string{"", "-draining"}[rng.Intn(2)], words[rng.Intn(len(words))])
+			says := fmt.Sprint("n", 1+rng.Intn(5), []string{"", "", "?"}[rng.Intn(3)], []string{"", "-draining"}[rng.Intn(2)], words[rng.Intn(len(words))])
 			p := placed(i, says)
 			p.UID, p.Name = fmt.Sprint("pod", i), fmt.Sprint("pod", i)
 			p.Declared[0].Port = 1000
