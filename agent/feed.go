@@ -83,7 +83,7 @@ func (f *feed) run(ctx context.Context, synced <-chan struct{}) error {
 func (f *feed) flush() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.publish(f.compiler.Relocate(f.dir, f.store.Places()))
+	f.publish(f.compiler.Relocate(f.dir, f.store.Place()))
 	if keys := f.sub.Poll(); len(keys) > 0 {
 		f.publish(f.compiler.Apply(f.dir, keys))
 	}

@@ -1,5 +1,7 @@
 package nodecache
 
+import "slices"
+
 // Locality says which of several endpoints are called first, by where they run.
 // They are ordered: what prefers least is the lowest.
 type Locality uint8
@@ -38,12 +40,17 @@ func ParseLocality(text string) (Locality, bool) {
 	return LocalityUnsaid, false
 }
 
-// Places says where the node of an agent is, and which zones are in which
-// region. The zero Places knows of nothing.
-type Places struct {
-	// Zone is that of the node; empty where nobody says.
-	Zone string
-	// Regions is by zone. No zone is in two regions (Kubernetes, "Well-Known
-	// Labels", topology.kubernetes.io/zone).
-	Regions map[string]string
+// Place is where the node of an agent is. The zero Place is one of which nobody
+// says anything.
+type Place struct {
+	// Zone and Region may be empty.
+	Zone, Region string
+	// Near are the zones of the region that are known, sorted. No zone is in two
+	// regions (Kubernetes, "Well-Known Labels", topology.kubernetes.io/zone).
+	Near []string
+}
+
+// Equal tells whether two places are the same in every field.
+func (p Place) Equal(q Place) bool {
+	return p.Zone == q.Zone && p.Region == q.Region && slices.Equal(p.Near, q.Near)
 }

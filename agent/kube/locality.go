@@ -2,6 +2,7 @@ package kube
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -75,10 +76,10 @@ func (v votes) regions() map[string]string {
 	return out
 }
 
-// Places says where the local node is, and which zones are in which region: by
-// the labels of pods, for which EndpointSlices speak where they have none, and
-// by a Node itself where there is a file that has it.
-func (s *Store) Places() nodecache.Places {
+// Place says where the local node is: by the labels of pods, for which
+// EndpointSlices speak where they have none, and by a Node itself where there is
+// a file that has it.
+func (s *Store) Place() nodecache.Place {
 	s.mu.RLock()
 	own, regions := s.own, s.regions.regions()
 	zones, silent := map[string]int{}, []string(nil)
@@ -90,24 +91,27 @@ func (s *Store) Places() nodecache.Places {
 		}
 	}
 	s.mu.RUnlock()
-	if own.zone != "" {
-		if own.region != "" {
-			regions[own.zone] = own.region
+	if own.zone == "" {
+		for _, uid := range silent {
+			if zone := s.dir.ZoneOf(uid); zone != "" {
+				zones[zone]++
+			}
 		}
-		return nodecache.Places{Zone: own.zone, Regions: regions}
-	}
-	for _, uid := range silent {
-		if zone := s.dir.ZoneOf(uid); zone != "" {
-			zones[zone]++
-		}
-	}
-	zone, most := "", 0
-	for z, n := range zones {
-		if n > most || n == most && z < zone {
-			zone, most = z, n
+		most := 0
+		for z, n := range zones {
+			if n > most || n == most && z < own.zone {
+				own.zone, most = z, n
+			}
 		}
 	}
-	return nodecache.Places{Zone: zone, Regions: regions}
+	p := nodecache.Place{Zone: own.zone, Region: cmp.Or(own.region, regions[own.zone])}
+	for z, r := range regions {
+		if r == p.Region {
+			p.Near = append(p.Near, z)
+		}
+	}
+	slices.Sort(p.Near)
+	return p
 }
 
 // setOwn takes note of what the local node itself says.

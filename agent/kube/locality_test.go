@@ -70,46 +70,49 @@ func TestNodeIsWhereMostOfItsPodsSay(t *testing.T) {
 	dir := nodecache.New(nodecache.Options{})
 	s := kube.NewStore(dir, nil)
 	s.Local("n1")
-	want := func(zone, regions string) {
+	want := func(want string) {
 		t.Helper()
 		for range 20 { // each time in another order
-			if p := s.Places(); p.Zone != zone || fmt.Sprint(p.Regions) != "map["+regions+"]" {
-				t.Fatalf("node is in %q, regions %v, want %q and %s", p.Zone, p.Regions, zone, regions)
+			if p := s.Place(); at(p) != want {
+				t.Fatalf("the node is in %v, want %v", p, want)
 			}
 		}
 	}
-	want("", "")
+	want("/ []")
 	s.Upsert(labelled("far", "n2", "z2/r1"))
 	s.Upsert(labelled("silent", "n1", ""))
-	want("", "z2:r1")
+	want("/ []")
 	// A slice knows of a pod without labels, whether or not it is ready.
 	slice := &nodecache.Slice{UID: "s", Namespace: "prod", Name: "s", Service: "web", Endpoints: []nodecache.Endpoint{{Pod: "usilent", Zone: "z1"}}}
 	dir.UpsertFront(&nodecache.Front{UID: "f", Namespace: "prod", Name: "web", Selects: true})
 	dir.UpsertSlice(slice)
-	want("z1", "z2:r1")
+	want("z1/ []")
 	s.Upsert(labelled("liar", "n1", "z0/r0"))
 	s.Upsert(labelled("a", "n1", "z1/r1"))
-	want("z1", "z0:r0 z1:r1 z2:r1")
+	want("z1/r1 [z1 z2]")
 	dir.RemoveSlice(slice.Key())
-	want("z0", "z0:r0 z1:r1 z2:r1") // of as many, the first by name
+	want("z0/r0 [z0]") // of as many, the first by name
 	s.Upsert(labelled("b", "n1", "z1/r9"))
-	want("z1", "z0:r0 z1:r1 z2:r1")
+	want("z1/r1 [z1 z2]")
 	s.Upsert(labelled("c", "n1", "z1/r1"))
-	want("z1", "z0:r0 z1:r1 z2:r1")
+	want("z1/r1 [z1 z2]")
 	s.Upsert(labelled("c", "n1", "z1/r9"))
-	want("z1", "z0:r0 z1:r9 z2:r1")
+	want("z1/r9 [z1]")
 	for _, name := range []string{"a", "b", "c", "liar", "far", "silent"} {
 		s.Remove("prod", name)
 	}
-	want("", "")
+	want("/ []")
 	if n := s.Words(); n != 0 {
 		t.Errorf("%d words are left", n)
 	}
 	s.UpsertAll([]*kube.Record{labelled("a", "n1", "z1/r1"), labelled("b", "n3", "z3/r1")})
-	want("z1", "z1:r1 z3:r1")
+	want("z1/r1 [z1 z3]")
 	s.Upsert(labelled("a", "n2", "z1/r1"))
-	want("", "z1:r1 z3:r1")
+	want("/ []")
 }
+
+// at is zone/region and the zones of the region.
+func at(p nodecache.Place) string { return fmt.Sprintf("%s/%s %v", p.Zone, p.Region, p.Near) }
 
 // A file may have the Nodes: what they say counts where pods say nothing.
 func TestNodesOfAFile(t *testing.T) {
@@ -121,7 +124,8 @@ func TestNodesOfAFile(t *testing.T) {
 		return fmt.Sprintf("- {apiVersion: v1, kind: Pod, metadata: {name: %s, namespace: prod, uid: u%s, labels: {%s}}, spec: {nodeName: %q}, status: {podIP: 192.0.2.1, phase: Running, conditions: [{type: Ready, status: 'True'}]}}\n", name, name, zone, node)
 	}
 	list := "apiVersion: v1\nkind: List\nitems:\n"
-	write(t, file, list+pod("a", "n2", "")+pod("b", "n2", "topology.kubernetes.io/zone: z9")+pod("c", "n3", "")+pod("d", "''", "")+node("n1", "z1", "r1")+node("n2", "z2", "r1"))
+	write(t, file, list+pod("a", "n2", "")+pod("b", "n2", "topology.kubernetes.io/zone: z9")+pod("c", "n3", "")+pod("d", "''", "")+
+		pod("e", "n4", "topology.kubernetes.io/zone: z4")+node("n1", "z1", "r1")+node("n2", "z2", "r1")+node("n4", "z4", "r1"))
 	x := newFile(file)
 	x.store.Local("n1")
 	run(t, x.src)
@@ -133,12 +137,12 @@ func TestNodesOfAFile(t *testing.T) {
 	if !maps.Equal(zones, map[string]string{"a": "z2", "b": "z9", "c": "", "d": ""}) {
 		t.Errorf("zones %v", zones)
 	}
-	if p := x.store.Places(); p.Zone != "z1" || fmt.Sprint(p.Regions) != "map[z1:r1 z2:r1]" {
+	if p := x.store.Place(); at(p) != "z1/r1 [z2 z4]" {
 		t.Errorf("places %+v", p)
 	}
 	write(t, file, list+pod("a", "n2", "")+node("n1", "", ""))
 	eventually(t, func() string {
-		if p := x.store.Places(); p.Zone != "" || len(p.Regions) > 0 || x.store.Pod("prod", "a").Zone != "" {
+		if p := x.store.Place(); at(p) != "/ []" || x.store.Pod("prod", "a").Zone != "" {
 			return fmt.Sprintf("places %+v", p)
 		}
 		return ""

@@ -19,8 +19,8 @@ import (
 type locality struct {
 	unsaid nodecache.Locality // where pods say nothing; read-only
 	node   string             // of the clients; read-only
-	// places is guarded by Compiler.mu.
-	places nodecache.Places
+	// place is that of the node. Guarded by Compiler.mu.
+	place nodecache.Place
 	// asked is set once some pod has asked for another than even. Guarded by
 	// Compiler.mu.
 	asked bool
@@ -54,9 +54,9 @@ func (l *locality) tier(p nodecache.Locality, e endpoint) tier {
 	switch {
 	case here && p == nodecache.LocalityNode:
 		return onNode
-	case here, l.places.Zone != "" && e.zone == l.places.Zone:
+	case here, l.place.Zone != "" && e.zone == l.place.Zone:
 		return inZone
-	case l.places.Regions[l.places.Zone] != "" && l.places.Regions[e.zone] == l.places.Regions[l.places.Zone]:
+	case slices.Contains(l.place.Near, e.zone):
 		return inRegion
 	}
 	return elsewhere
@@ -66,10 +66,10 @@ func (l *locality) tier(p nodecache.Locality, e endpoint) tier {
 func (l *locality) of(t tier) *corev3.Locality {
 	at := &corev3.Locality{}
 	if t <= inRegion {
-		at.Region = l.places.Regions[l.places.Zone]
+		at.Region = l.place.Region
 	}
 	if t <= inZone {
-		at.Zone = l.places.Zone
+		at.Zone = l.place.Zone
 	}
 	if t == onNode {
 		at.SubZone = l.node
@@ -99,7 +99,7 @@ func (l *locality) policy(es []endpoint) (p nodecache.Locality, differ bool) {
 // blind tells whether the policy cannot be followed, since nobody says in which
 // zone the node is.
 func (l *locality) blind(p nodecache.Locality) bool {
-	return p == nodecache.LocalityZone && l.places.Zone == ""
+	return p == nodecache.LocalityZone && l.place.Zone == ""
 }
 
 // group is the endpoints of one tier, in the order of all.
@@ -172,16 +172,18 @@ func (l *locality) assignment(name string, es []endpoint) *endpointv3.ClusterLoa
 }
 
 // Relocate takes note of where the node is, and returns what follows: mostly
-// nothing, since that changes hardly ever.
-func (c *Compiler) Relocate(dir Services, places nodecache.Places) xds.Update {
+// nothing, since that changes hardly ever, and nobody need ask for it.
+func (c *Compiler) Relocate(dir Services, place nodecache.Place) xds.Update {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var u xds.Update
 	l := &c.locality
-	if l.places.Zone == places.Zone && maps.Equal(l.places.Regions, places.Regions) {
+	if l.place.Equal(place) {
 		return u
 	}
-	l.places = places
+	if l.place = place; !l.wanted() {
+		return u
+	}
 	for _, id := range slices.SortedFunc(maps.Keys(c.services), serviceID.compare) {
 		c.compile(id, &u)
 	}
@@ -202,13 +204,16 @@ func (c *Compiler) Relocate(dir Services, places nodecache.Places) xds.Update {
 	return u
 }
 
+// wanted needs Compiler.mu, for reading at least.
+func (l *locality) wanted() bool { return l.asked || l.unsaid > nodecache.LocalityEven }
+
 // Locality says how the agent stands to policies that are not even: whether one
 // is asked for, by its options or by some pod so far, and whether it knows of the
 // zone of its node.
 func (c *Compiler) Locality() (asked, placed bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return c.locality.asked || c.locality.unsaid > nodecache.LocalityEven, c.locality.places.Zone != ""
+	return c.locality.wanted(), c.locality.place.Zone != ""
 }
 
 // Spread says in one line how calls are spread over the endpoints of a cluster;
@@ -235,7 +240,7 @@ func (c *Compiler) Spread(views []EndpointView) string {
 	switch {
 	case l.blind(p):
 		says += fmt.Sprintf(", which means even, since nobody says in which zone node %q is", l.node)
-	case p == nodecache.LocalityNode && l.places.Zone == "":
+	case p == nodecache.LocalityNode && l.place.Zone == "":
 		says += fmt.Sprintf(", without zones, since nobody says in which one node %q is", l.node)
 	}
 	gs := l.groups(p, called)
@@ -274,7 +279,7 @@ func (l *locality) by(p nodecache.Locality, differ bool, es []endpoint) string {
 // where names a tier.
 func (l *locality) where(t tier) string {
 	return [numTiers]string{
-		onNode: "on node " + l.node, inZone: "in zone " + cmp.Or(l.places.Zone, "of node "+l.node),
-		inRegion: "in region " + l.places.Regions[l.places.Zone], elsewhere: "elsewhere",
+		onNode: "on node " + l.node, inZone: "in zone " + cmp.Or(l.place.Zone, "of node "+l.node),
+		inRegion: "in region " + l.place.Region, elsewhere: "elsewhere",
 	}[t]
 }

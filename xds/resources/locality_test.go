@@ -19,7 +19,7 @@ import (
 )
 
 // here is where node n1 is, whose clients these are.
-var here = nodecache.Places{Zone: "z1", Regions: map[string]string{"z1": "r1", "z2": "r1", "z3": "r2"}}
+var here = nodecache.Place{Zone: "z1", Region: "r1", Near: []string{"z1", "z2"}}
 
 // where are the nodes.
 var where = map[string]string{"n1": "z1", "n2": "z1", "n3": "z2", "n4": "z3", "n5": ""}
@@ -79,7 +79,7 @@ func (m *mesh) order(cla *endpointv3.ClusterLoadAssignment) string {
 func TestPodsNearbyAreCalledFirst(t *testing.T) {
 	for _, c := range []struct {
 		policy, pods string
-		places       nodecache.Places
+		place        nodecache.Place
 		want, says   string
 	}{
 		{"even", "n1 n2 n3 n4", here, "0 //: n1 n2 n3 n4", "even, by --locality: 4 endpoints get the same share each"},
@@ -97,9 +97,9 @@ func TestPodsNearbyAreCalledFirst(t *testing.T) {
 			"node, by --locality: 1 of 2 endpoints, in zone z1, take all calls; 1 in region r1 take over as those before them fail"},
 		{"zone", "n1-draining n4-draining", here, "0 r1/z1/: n1, 1 //: n4", "zone, by --locality: 1 of 2 endpoints, in zone z1, take all calls; 1 elsewhere take over as those before them fail"},
 		// Nobody says where the node is, or in which region.
-		{"zone", "n1 n2", nodecache.Places{}, "0 //: n1 n2", `zone, by --locality, which means even, since nobody says in which zone node "n1" is: 2 endpoints get the same share each`},
-		{"node", "n1 n2", nodecache.Places{}, "0 //n1: n1, 1 //: n2", `node, by --locality, without zones, since nobody says in which one node "n1" is: 1 of 2 endpoints, on node n1, take all calls; 1 elsewhere take over as those before them fail`},
-		{"node", "n2 n3 n4", nodecache.Places{Zone: "z1"}, "0 /z1/: n2, 1 //: n3 n4", ""},
+		{"zone", "n1 n2", nodecache.Place{}, "0 //: n1 n2", `zone, by --locality, which means even, since nobody says in which zone node "n1" is: 2 endpoints get the same share each`},
+		{"node", "n1 n2", nodecache.Place{}, "0 //n1: n1, 1 //: n2", `node, by --locality, without zones, since nobody says in which one node "n1" is: 1 of 2 endpoints, on node n1, take all calls; 1 elsewhere take over as those before them fail`},
+		{"node", "n2 n3 n4", nodecache.Place{Zone: "z1"}, "0 /z1/: n2, 1 //: n3 n4", ""},
 		// Pods say otherwise than the flag; where they differ, what prefers least.
 		{"even", "n1=node n2=node", here, "0 r1/z1/n1: n1, 1 r1/z1/: n2", "node, by annotation: 1 of 2 endpoints, on node n1, take all calls; 1 in zone z1 take over as those before them fail"},
 		{"node", "n1=even n2=even", here, "0 //: n1 n2", "even, by annotation: 2 endpoints get the same share each"},
@@ -112,7 +112,7 @@ func TestPodsNearbyAreCalledFirst(t *testing.T) {
 	} {
 		t.Run(cmp.Or(c.policy, "none")+" "+c.pods, func(t *testing.T) {
 			m := local(t, c.policy)
-			m.take(m.c.Relocate(m.dir, c.places))
+			m.take(m.c.Relocate(m.dir, c.place))
 			for i, p := range strings.Fields(c.pods) {
 				m.dir.UpsertPod(placed(i, p))
 			}
@@ -248,7 +248,7 @@ func localityHistory(t *testing.T, rng *rand.Rand) {
 	begin(even)
 	port := nodecache.FrontPort{Name: "grpc", Port: 80}
 	m.route(httpRoute("prod", "r", nodecache.Name{Namespace: "prod", Name: "web"}, to(nodecache.Name{Namespace: "prod", Name: "web"}, 80)))
-	places := nodecache.Places{}
+	place := nodecache.Place{}
 	words := []string{"", "", "", "=even", "=zone", "=node"}
 	for range 60 {
 		i := rng.Intn(9)
@@ -256,10 +256,7 @@ func localityHistory(t *testing.T, rng *rand.Rand) {
 		case 0:
 			m.dir.RemovePod(fmt.Sprint("pod", i))
 		case 1:
-			places = nodecache.Places{Zone: []string{"", "z1", "z2"}[rng.Intn(3)], Regions: map[string]string{}}
-			for _, z := range []string{"z1", "z2", "z3"}[:rng.Intn(4)] {
-				places.Regions[z] = here.Regions[z]
-			}
+			place = []nodecache.Place{{}, {Zone: "z1"}, {Zone: "z1", Region: "r1"}, here, {Zone: "z2", Region: "r1", Near: []string{"z1", "z2"}}, {Zone: "z3", Region: "r2", Near: []string{"z3"}}}[rng.Intn(6)]
 		case 2:
 			var pods []string
 			for range rng.Intn(5) {
@@ -279,13 +276,13 @@ func localityHistory(t *testing.T, rng *rand.Rand) {
 		}
 		keys, fronts := m.sub.Poll(), m.sub.PollFronts()
 		if rng.Intn(2) == 0 { // as the feed does
-			m.take(m.c.Relocate(m.dir, places))
+			m.take(m.c.Relocate(m.dir, place))
 		}
 		for _, w := range []*world{m.world, even} {
 			w.take(w.c.Apply(m.dir, keys))
 			w.take(w.c.Fronts(m.dir, fronts))
 		}
-		for _, r := range m.take(m.c.Relocate(m.dir, places)).Set {
+		for _, r := range m.take(m.c.Relocate(m.dir, place)).Set {
 			// Whether there is a cluster by a Service's name is looked at again then.
 			if r.Type != xds.Endpoint && r.Scope != xds.AliasScope("prod") {
 				t.Errorf("where the node is changes %v", r.ID)
@@ -293,7 +290,7 @@ func localityHistory(t *testing.T, rng *rand.Rand) {
 		}
 	}
 	again := newWorldOf(t, resources.Options{Locality: policy, Here: "n1"})
-	again.take(again.c.Relocate(m.dir, places))
+	again.take(again.c.Relocate(m.dir, place))
 	all := m.dir.SubscribeFronts()
 	defer all.Close()
 	keys, fronts := all.Poll(), all.PollFronts()
