@@ -77,6 +77,9 @@ func (l *locality) of(t tier) *corev3.Locality {
 	return at
 }
 
+// says is what the endpoint asks for.
+func (l *locality) says(e endpoint) nodecache.Locality { return cmp.Or(e.pod.Locality, l.unsaid) }
+
 // policy is the one for a cluster, and whether its pods ask for different ones.
 // Those count that get its calls. Where they differ, as over a rollout which
 // changes the annotation, what prefers least is done: it loads no pod more than
@@ -87,7 +90,7 @@ func (l *locality) policy(es []endpoint) (p nodecache.Locality, differ bool) {
 		if serving && !e.serving() {
 			continue
 		}
-		says := cmp.Or(e.pod.Common.Locality, l.unsaid)
+		says := l.says(e)
 		differ = differ || p != nodecache.LocalityUnsaid && says != p
 		if p == nodecache.LocalityUnsaid || says < p {
 			p = says
@@ -265,12 +268,12 @@ func (l *locality) by(p nodecache.Locality, differ bool, es []endpoint) string {
 	if differ {
 		var said []string
 		for _, e := range es {
-			said = append(said, cmp.Or(e.pod.Common.Locality, l.unsaid).String())
+			said = append(said, l.says(e).String())
 		}
 		slices.Sort(said)
 		return fmt.Sprintf("what prefers least, as the pods ask for %s", strings.Join(slices.Compact(said), " and "))
 	}
-	if slices.ContainsFunc(es, func(e endpoint) bool { return e.pod.Common.Locality == p }) {
+	if slices.ContainsFunc(es, func(e endpoint) bool { return e.pod.Locality == p }) {
 		return "by annotation"
 	}
 	return "by --locality"
