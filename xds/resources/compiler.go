@@ -54,8 +54,8 @@ type Directory interface {
 
 // Compiler turns changed owners into changed resources. It is driven from
 // outside: every method returns at once. All methods are safe for concurrent
-// use; the updates of [Compiler.Apply], [Compiler.Fronts] and
-// [Compiler.Namespace] must be
+// use; the updates of [Compiler.Apply], [Compiler.Fronts],
+// [Compiler.Relocate] and [Compiler.Namespace] must be
 // published in the order in which they were made, that of [Compiler.Initial]
 // touches other resources and may be published at any time.
 type Compiler struct {
