@@ -361,3 +361,55 @@ func TestLocalityByWhatPodsSayOfTheirNodes(t *testing.T) {
 		t.Errorf("%d refusals", st.Nacks)
 	}
 }
+
+// As long as 71 % of the near pods are healthy they get all calls; below that a
+// part goes elsewhere (Envoy's overprovisioning factor of 1.4).
+func TestSomeDeadPodsNearbySendAPartAway(t *testing.T) {
+	t.Parallel()
+	s, w := newSite(t), newWorld(t)
+	w.more = nodes()
+	var near []*demo.Sample
+	for i := range 4 {
+		_, server := w.on("n1", fmt.Sprint("cart-1-near", i), "shop.v1.Cart")
+		near = append(near, server)
+	}
+	for i := range 4 {
+		w.on("n3", fmt.Sprint("cart-1-far", i), "shop.v1.Cart")
+	}
+	s.start(t, "--source", w.write().source(), "--locality", "node").ready()
+	e := s.sidecar(t, "delta", "prod/web")
+	reaches(t, e.conn, "shop.v1.Cart", "cart-1-near0", "cart-1-near1", "cart-1-near2", "cart-1-near3")
+	thrown := func(dead uint64) {
+		t.Helper()
+		harness.Eventually(t, soon, func() error {
+			_, _ = say(t, e.conn, "shop.v1.Cart")
+			if n, _ := e.Stat("cluster.prod/shop_v1_Cart.outlier_detection.ejections_active"); n != dead {
+				return fmt.Errorf("%d are thrown out, want %d", n, dead)
+			}
+			return nil
+		})
+	}
+	far := func() (n int) {
+		for who, k := range answers(t, e.conn, "shop.v1.Cart", 200) {
+			if strings.HasPrefix(who, "cart-1-far") {
+				n += k
+			}
+		}
+		return n
+	}
+	near[0].Stop()
+	thrown(1)
+	if n := far(); n != 0 {
+		t.Errorf("with 3 of 4 healthy %d of 200 calls go elsewhere", n)
+	}
+	// 30 % are 60 of 200, and the priority of each call is drawn: five standard
+	// deviations to either side. It is less at first.
+	near[1].Stop()
+	thrown(2)
+	harness.Eventually(t, soon, func() error {
+		if n := far(); n < 28 || n > 92 {
+			return fmt.Errorf("with 2 of 4 healthy %d of 200 calls go elsewhere, want 30 %%", n)
+		}
+		return nil
+	})
+}
