@@ -202,6 +202,9 @@ func (c *Compiler) Relocate(dir Services, place nodecache.Place) xds.Update {
 	for _, w := range c.wants.byName {
 		c.wants.stale[w] = struct{}{}
 	}
+	for _, d := range c.dials {
+		c.wants.stale[&d.want] = struct{}{}
+	}
 	r.wanted(nil, &u)
 	sortSet(&u)
 	return u
