@@ -275,6 +275,7 @@ func (c *call) pods() {
 	for _, e := range c.Endpoints {
 		c.fact("endpoint", "%s, %s", e.String(), c.a.saysState(&e, c.rule.Service))
 	}
+	c.spread(c.a.compiler, "locality", c.Endpoints)
 	done := map[nodecache.Workload]bool{}
 	for _, o := range c.behind.Provider {
 		if done[o.Workload] {
