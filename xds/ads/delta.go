@@ -40,6 +40,7 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 		// What it brings from an earlier stream it asked for then.
 		st.ask(slices.Concat(req.GetResourceNamesSubscribe(), slices.Collect(maps.Keys(req.GetInitialResourceVersions()))))
 	}
+	st.dial(t, req.GetResourceNamesSubscribe())
 	if report := st.applyDelta(t, req); report != nil {
 		report()
 	}
@@ -49,6 +50,7 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 	if demands && unsub > 0 {
 		st.demand.Drop(req.GetResourceNamesUnsubscribe())
 	}
+	st.hangUp(t, req.GetResourceNamesUnsubscribe())
 	if sub+unsub+have == 0 {
 		return nil
 	}

@@ -289,7 +289,7 @@ func (s *Server) begin(st *stream) bool {
 
 func (s *Server) end(st *stream) {
 	st.mu.Lock()
-	demand := st.demand
+	demand, dialer := st.demand, st.dialer
 	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
@@ -299,6 +299,9 @@ func (s *Server) end(st *stream) {
 	s.mu.Unlock()
 	if demand != nil {
 		demand.Close()
+	}
+	if dialer != nil {
+		dialer.Close()
 	}
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
 	close(st.done)

@@ -51,6 +51,7 @@ type stream struct {
 	key    string // of the client, for limits and what is remembered
 	sight  sight
 	demand Demand    // nil for a client that has all clusters; set once
+	dialer Dialer    // nil: nobody hears of what it names; set once
 	wanted []string  // that it is to have with the first answer
 	began  time.Time // of the first request of a served type
 	nonce  uint64
@@ -244,7 +245,7 @@ func (st *stream) introduce(node *corev3.Node) error {
 	st.s.told(&who, id)
 	st.mu.Lock()
 	st.node, st.id, st.who, st.key = kept(node), id, who, key
-	st.sight, st.demand, st.wanted = sees, view.Demand, view.Wanted
+	st.sight, st.demand, st.dialer, st.wanted = sees, view.Demand, view.Dialer, view.Wanted
 	st.mu.Unlock()
 	return nil
 }
