@@ -32,7 +32,7 @@ const seenLately = 10 * time.Minute
 // does not allow it; nothing then costs more than anything else.
 type paths struct {
 	a        *Agent
-	ways    *path.Map // nil: it could not be opened
+	ways     *path.Map // nil: it could not be opened
 	observer atomic.Pointer[observe.Observer]
 	// Why they are off; nil: they are on.
 	noPath, noObserve atomic.Pointer[string]
