@@ -176,6 +176,9 @@ func (a *Agent) Status() Status {
 		if c.State != "" {
 			s.Slow++
 		}
+		if len(c.Warnings) > 0 {
+			s.Limited++
+		}
 	}
 	return s
 }

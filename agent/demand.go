@@ -40,7 +40,10 @@ func (a *Agent) view(node *corev3.Node, delta bool) (ads.View, error) {
 	if err := a.feed.namespace(client.Namespace, client.Form()); err != nil {
 		return ads.View{}, err
 	}
-	v := ads.View{Scopes: client.Scopes(), Dialer: &dialer{feed: a.feed, namespace: client.Namespace, names: map[xds.ID]struct{}{}}}
+	v := ads.View{
+		Scopes: client.Scopes(), Warnings: client.Warnings,
+		Dialer: &dialer{feed: a.feed, namespace: client.Namespace, names: map[xds.ID]struct{}{}},
+	}
 	if client.Form() == resources.OnDemand {
 		socket := a.feed.unknownSocket(client.UnknownSocket, UnknownSocket(a.config.ADSSocket))
 		v.Demand = &demand{feed: a.feed, client: client, socket: socket, names: map[string]struct{}{}}

@@ -48,6 +48,9 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	for _, note := range r.Notes() {
 		e.fact("note", "%s", note)
 	}
+	if r.Policy != nil {
+		e.fact("says", "of calls to its workload: %s", r.Policy)
+	}
 	defer func() {
 		e.decided(a.decisions(shownDecisions, func(j *journal.Entry) bool { return j.Owner == r.Owner }))
 	}()
@@ -140,6 +143,9 @@ func ledTo(st *nodecache.Standing) string {
 // pod.
 func (a *Agent) explainOwner(e *Explanation, o *nodecache.Owner, pod *nodecache.Pod) {
 	e.fact("knowledge", "%s", a.knowledge(o))
+	if o.Policy != nil {
+		e.fact("policy", "the last revision of %s says of calls: %s", o.Workload, o.Policy)
+	}
 	if o.Info == nil {
 		return
 	}
@@ -204,6 +210,9 @@ func (a *Agent) explainService(name string) *Explanation {
 		}
 		if len(s.Endpoints) == 0 {
 			e.fact(s.Namespace, "no endpoint: no pod of the provider is serving")
+		}
+		if s.Policy != "" {
+			e.fact(s.Namespace, "policy of its cluster: %s", s.Policy)
 		}
 		for _, c := range s.Claimants {
 			e.fact(s.Namespace, "claimed by %s as well, which gets no calls", c)

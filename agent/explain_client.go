@@ -37,6 +37,9 @@ func (c *call) identity() {
 			c.bare = true
 			protocol += ", gRPC without a sidecar"
 		}
+		for _, w := range client.Warnings {
+			c.fact("warning", "%s", w)
+		}
 		c.fact("client", "%s", strings.TrimSuffix(fmt.Sprintf("connected since %s, %s: %s", ago(client.Connected), protocol, client.State), ": "))
 	}
 }

@@ -56,6 +56,7 @@ func names(w nodecache.Workload, name string) bool {
 func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *Explanation {
 	e := &Explanation{Facts: []Fact{}}
 	var services, routed []string
+	said := map[string]bool{} // one at most: it is the workload's
 	for _, o := range owners {
 		services = append(services, o.Names()...)
 		for _, p := range o.Presumed {
@@ -75,9 +76,18 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 		}
 		a.explainRoutes(e, o)
 		routed = append(routed, a.routed(o)...)
+		if o.Policy != nil {
+			said[o.Policy.String()] = true
+		}
+		for _, text := range o.Ignored {
+			e.fact("note", "%s: %s", o.Name, text)
+		}
 		if len(o.Export) > 0 {
 			e.fact("export", "%s exports to %s", o.Name, strings.Join(o.Export, ", "))
 		}
+	}
+	for text := range said {
+		e.fact("policy", "its last revision says of calls: %s", text)
 	}
 	slices.Sort(services)
 	slices.Sort(routed)

@@ -28,6 +28,9 @@ type Status struct {
 	// refused them, Slow the clients that do not read or acknowledge.
 	Withheld int `json:"withheld,omitempty"`
 	Slow     int `json:"slow,omitempty"`
+	// Limited counts the clients that do not have all that they ask for, or
+	// cannot do all that they are to; see fingerpost proxies.
+	Limited int `json:"limited,omitempty"`
 	// Parts says of each part whether it is "on" or "off: reason".
 	Parts map[string]string `json:"parts"`
 }

@@ -87,6 +87,7 @@ type savedOwner struct {
 	Created  time.Time       `json:",omitzero"`
 	Oldest   time.Time       `json:",omitzero"`
 	Export   string          `json:",omitempty"`
+	Policy   *Policy         `json:",omitempty"`
 	Declared []Declared      `json:",omitempty"`
 	Behind   []SavedStanding `json:",omitempty"`
 	Unasked  bool            `json:",omitempty"` // there is no Info
@@ -187,7 +188,7 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	}
 	s := SavedInfo{
 		Key: key, Name: v.Name, Workload: v.Workload, Created: v.Created, Oldest: v.Oldest,
-		Export: v.Export, Declared: v.Declared, Behind: v.Behind, Info: &v.Info,
+		Export: v.Export, Declared: v.Declared, Policy: v.Policy, Behind: v.Behind, Info: &v.Info,
 	}
 	if e.until != 0 {
 		s.Until = time.Unix(e.until, 0)

@@ -112,7 +112,7 @@ func (m *merge) infos(old []section, infos []SavedInfo, now time.Time) error {
 		}
 		v := savedOwner{
 			Name: s.Name, Workload: s.Workload, Created: s.Created, Oldest: s.Oldest,
-			Export: s.Export, Declared: s.Declared, Behind: s.Behind, Unasked: s.Info == nil,
+			Export: s.Export, Declared: s.Declared, Policy: s.Policy, Behind: s.Behind, Unasked: s.Info == nil,
 		}
 		if s.Info != nil {
 			v.Info = s.Info.ownPorts()

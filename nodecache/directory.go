@@ -37,6 +37,9 @@ type Directory struct {
 	subs       map[*Subscription]struct{}
 	frontSubs  map[*Subscription]struct{} // those of subs that hear of Services
 
+	spoken bool                 // some pod had a policy
+	told   map[Workload]*Policy // what workloads said last that said something
+
 	infoChanges uint64 // counts changes of infos
 }
 
@@ -54,20 +57,22 @@ type record struct {
 	hung       bool        // the last failure was one of Hang
 	again      bool        // while Collecting: a port came that may not be asked about
 	behind     []*Standing // where a pod stood last that stood somewhere
+	voice      *Pod        // the oldest of pods; nil while there is none
 }
 
 // learned is what outlives the pods of an owner.
 type learned struct {
-	info *Info // nil if only declared
+	info *Info // nil if only declared, or if only its policy counts
 	// Set while the owner has no pods.
 	name     string
 	workload Workload
 	created  time.Time
 	oldest   time.Time
-	last     *Info // info, with what the last pod declared
+	last     *Info // info, with what the last pod declared; may be nil
 	declared []Declared
 	behind   []*Standing
 	export   string
+	policy   *Policy
 	until    time.Time // zero while the owner has pods
 }
 
@@ -81,6 +86,7 @@ func New(o Options) *Directory {
 		rivals:    map[netip.Addr][]*Pod{},
 		infos:     map[OwnerKey]*learned{},
 		workloads: map[Workload][]OwnerKey{},
+		told:      map[Workload]*Policy{},
 		routes:    newRoutes(),
 		fronts:    newFronts(),
 		subs:      map[*Subscription]struct{}{},
@@ -200,6 +206,7 @@ func (d *Directory) add(rec *record, p *Pod) {
 	rec.insert(p)
 	d.pods[p.UID] = p
 	d.states[p.State]++
+	d.spoken = d.spoken || p.Policy != nil
 	rec.created, rec.oldest = earlier(rec.created, p.Created), earlier(rec.oldest, p.Created)
 	d.claim(p)
 }
@@ -213,7 +220,7 @@ func (d *Directory) reserve(key OwnerKey, w Workload) *record {
 	if l := d.infos[key]; l != nil {
 		d.dismiss(l.workload, key)
 		rec.behind, rec.oldest = l.behind, l.oldest
-		if l.info == nil { // declared only: the new pod has its own word
+		if l.info == nil { // the new pod has its own word
 			delete(d.infos, key)
 		} else {
 			d.infos[key] = &learned{info: l.info}
@@ -260,7 +267,7 @@ func (d *Directory) retain(p *Pod, rec *record) {
 		info = l.info
 	}
 	last := withDeclared(info, p.Declared)
-	if last == nil {
+	if last == nil && p.Policy == nil && !d.opinionated(rec.workload, p.Owner) {
 		d.forget(p.Owner, rec.behind)
 		d.dismiss(rec.workload, p.Owner)
 		return
@@ -268,7 +275,7 @@ func (d *Directory) retain(p *Pod, rec *record) {
 	d.infoChanges++
 	d.infos[p.Owner] = &learned{
 		info: info, name: p.OwnerName, workload: rec.workload, created: rec.created, oldest: rec.oldest,
-		last: last, declared: p.Declared, behind: rec.behind, export: p.Export, until: time.Now().Add(d.keep),
+		last: last, declared: p.Declared, behind: rec.behind, export: p.Export, policy: p.Policy, until: time.Now().Add(d.keep),
 	}
 }
 
@@ -281,6 +288,7 @@ func earlier(a, b time.Time) time.Time {
 }
 
 func (r *record) insert(p *Pod) {
+	r.heed(p)
 	i, _ := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare)
 	r.pods = slices.Insert(r.pods, i, p)
 }
@@ -288,6 +296,7 @@ func (r *record) insert(p *Pod) {
 func (r *record) remove(p *Pod) {
 	if i, ok := slices.BinarySearchFunc(r.pods, p, (*Pod).Compare); ok {
 		r.pods = slices.Delete(r.pods, i, i+1)
+		r.unheed(p)
 	}
 }
 
@@ -432,6 +441,7 @@ func (d *Directory) Expire(now time.Time) int {
 		d.infoChanges++
 		d.forget(key, l.behind)
 		d.changed(key)
+		d.tellMates(l.workload, key)
 		for _, st := range l.behind {
 			d.changedFront(st.Key())
 		}

@@ -44,6 +44,8 @@ type Front struct {
 	Declared []Declared
 	// Export is [Common.Export] of what is declared.
 	Export string
+	// Policy is [Common.Policy] of what is declared.
+	Policy *Policy
 	// Ignored says which annotation was ignored and why; empty: none.
 	Ignored string
 }
@@ -69,7 +71,7 @@ func (f *Front) Equal(g *Front) bool {
 	return f.UID == g.UID && f.Namespace == g.Namespace && f.Name == g.Name && f.Type == g.Type &&
 		f.Headless == g.Headless && f.Selects == g.Selects && f.NotReady == g.NotReady && f.External == g.External &&
 		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports) &&
-		f.Ignored == g.Ignored && f.Export == g.Export && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
+		f.Ignored == g.Ignored && f.Export == g.Export && f.Policy.Equal(g.Policy) && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
 }
 
 // Compare orders Services by creationTimestamp, an unknown one last, then by

@@ -341,6 +341,11 @@ func (d *Directory) remember(key OwnerKey, at *[]*Standing, behind []*Standing) 
 		return
 	}
 	d.forget(key, *at)
+	if d.spoken {
+		for _, st := range slices.Concat(*at, behind) {
+			d.changedFront(st.Key())
+		}
+	}
 	*at = behind
 	if d.infos[key] != nil {
 		d.infoChanges++

@@ -41,6 +41,10 @@ type Owner struct {
 	// Export holds what the pods say together of [Pod.Export], sorted; where
 	// there are none, what the last of them said. Nil where none says anything.
 	Export []string
+	// Policy is what the owner's workload says of calls; nil: nothing.
+	Policy *Policy
+	// Ignored says what of the pods' annotations is ignored, and why, sorted.
+	Ignored []string
 	// Routes holds the matches that lead to the Services of Behind. It is
 	// sorted by route UID, rule and match.
 	Routes []RouteEntry

@@ -136,6 +136,11 @@ type Common struct {
 	Export string
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
+	// Policy is what the pod says of calls to its workload; nil: nothing.
+	Policy *Policy
+	// Ignored says, one line each, what of the pod's annotations is ignored, and
+	// why.
+	Ignored []string
 }
 
 // Pod is one pod as the agent remembers it. A Pod is immutable once it was
@@ -202,7 +207,9 @@ func (c *Common) same(d *Common) bool {
 			c.Images == d.Images &&
 			c.Export == d.Export &&
 			slices.Equal(c.Hints, d.Hints) &&
-			slices.EqualFunc(c.Declared, d.Declared, Declared.equal)
+			slices.EqualFunc(c.Declared, d.Declared, Declared.equal) &&
+			c.Policy.Equal(d.Policy) &&
+			slices.Equal(c.Ignored, d.Ignored)
 }
 
 // Compare orders pods by namespace, name and UID.

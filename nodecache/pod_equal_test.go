@@ -16,6 +16,7 @@ func TestPodEqualSeesEveryField(t *testing.T) {
 		p := pod("a", "192.0.2.1", created(1), declaring(1, "pkg.D"))
 		p.More = []netip.Addr{netip.MustParseAddr("2001:db8::1")}
 		p.Export = "web"
+		p.Policy, p.Ignored = &nodecache.Policy{NoOutliers: true}, []string{"x"}
 		return p
 	}
 	if !full().Equal(full()) {
@@ -54,6 +55,8 @@ func change(t *testing.T, v reflect.Value) {
 		v.SetUint(v.Uint() + 1)
 	case reflect.Slice:
 		change(t, v.Index(0))
+	case reflect.Pointer:
+		change(t, v.Elem())
 	case reflect.Struct:
 		change(t, v.Field(v.NumField()-1))
 	default:

@@ -294,8 +294,12 @@ func (d *Directory) dismiss(w Workload, key OwnerKey) {
 
 // tellMates needs mu. It tells of a change those whose pods may be presumed to
 // serve something else by it: none as long as nothing is known of the workload.
+// All are told of another policy of the workload.
 func (d *Directory) tellMates(w Workload, of OwnerKey) {
 	keys := d.workloads[w]
+	if d.spoken {
+		d.tellPolicy(w, of)
+	}
 	if !slices.ContainsFunc(keys, func(key OwnerKey) bool { return d.infos[key] != nil }) {
 		return
 	}

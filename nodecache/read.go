@@ -200,9 +200,10 @@ func (d *Directory) view(key OwnerKey) *Owner {
 	case l != nil:
 		o.Info, o.Name, o.Workload = l.last, l.name, l.workload
 		o.Behind, o.Export = d.fronts.recall(l.behind), exportList(l.export)
-		o.setKnowledge(knowledgeOf(l.last))
+		o.setKnowledge(l.knowledge())
 	}
 	o.Routes = d.routes.entries(o.Behind)
+	o.Policy = d.policy(o.Workload, key)
 	return o
 }
 
@@ -220,7 +221,7 @@ func (d *Directory) fill(o *Owner, rec *record) {
 			}
 		}
 	}
-	o.Export = exports(rec.pods)
+	o.Export, o.Ignored = exports(rec.pods), ignored(rec.pods)
 	if len(behind) > 0 {
 		o.Behind = union(behind)
 	} else {
@@ -243,6 +244,21 @@ func exports(pods []*Pod) []string {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// ignored is what is ignored of all pods; mostly it is the same of each.
+func ignored(pods []*Pod) []string {
+	said := pods[0].Ignored
+	for _, p := range pods[1:] {
+		if !slices.Equal(p.Ignored, pods[0].Ignored) {
+			said = slices.Concat(said, p.Ignored)
+		}
+	}
+	if len(said) < 2 {
+		return said
+	}
+	said = slices.Sorted(slices.Values(said))
+	return slices.Compact(said)
 }
 
 func exportList(export string) []string {

@@ -15,11 +15,13 @@ type SavedInfo struct {
 	Workload Workload
 	// Created is [Owner.Created], Oldest the same over all generations.
 	Created, Oldest time.Time
-	// Info is what was learned; nil where the last pod's declaration is all.
+	// Info is what was learned; nil where the last pod's own word is all.
 	Info *Info
-	// Export and Declared are the last pod's, Behind is where the owner stood.
+	// Export, Declared and Policy are the last pod's, Behind is where the owner
+	// stood.
 	Export   string
 	Declared []Declared
+	Policy   *Policy
 	Behind   []SavedStanding
 	// Until is when the info ends, for an owner without pods; zero for one
 	// that has pods, or that decides what those of another are presumed to
@@ -51,13 +53,13 @@ func (d *Directory) Snapshot() []SavedInfo {
 			}
 			s := SavedInfo{
 				Key: key, Info: l.info, Name: l.name, Workload: l.workload, Created: l.created, Oldest: l.oldest,
-				Export: l.export, Declared: l.declared, Until: l.until,
+				Export: l.export, Declared: l.declared, Policy: l.policy, Until: l.until,
 			}
 			behind := l.behind
 			if rec != nil {
 				p := rec.pods[0]
 				s.Name, s.Workload, s.Created, s.Oldest = p.OwnerName, rec.workload, rec.created, rec.oldest
-				s.Export, s.Declared, behind = p.Export, p.Declared, rec.behind
+				s.Export, s.Declared, s.Policy, behind = p.Export, p.Declared, p.Policy, rec.behind
 			} else if d.leaned(key, l.workload) {
 				s.Until = time.Time{}
 			}
@@ -83,7 +85,7 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 	for _, s := range saved {
 		rec := d.owners[s.Key]
 		switch {
-		case s.Info == nil && (len(s.Declared) == 0 || rec != nil) || d.infos[s.Key] != nil:
+		case s.Info == nil && (len(s.Declared) == 0 && s.Policy == nil || rec != nil) || d.infos[s.Key] != nil:
 			continue
 		case !s.Until.IsZero() && !now.Before(s.Until) && rec == nil:
 			continue
@@ -101,8 +103,9 @@ func (d *Directory) Restore(saved []SavedInfo, now time.Time) int {
 			rec.oldest = earlier(rec.oldest, s.Oldest)
 		} else {
 			l.name, l.workload, l.created, l.oldest = s.Name, s.Workload, s.Created, s.Oldest
-			l.export, l.declared = s.Export, s.Declared
+			l.export, l.declared, l.policy = s.Export, s.Declared, s.Policy
 			l.last = withDeclared(l.info, l.declared)
+			d.spoken = d.spoken || l.policy != nil
 			var behind []*Standing
 			for _, st := range s.Behind {
 				behind = append(behind, &Standing{Front: &Front{Namespace: st.Service.Namespace, Name: st.Service.Name}, Ports: st.Ports, AnyPort: st.AnyPort})

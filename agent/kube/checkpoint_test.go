@@ -26,7 +26,8 @@ func savedRecord(i int) *Record {
 	pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: "2001:db8::1"})
 	pod.Annotations = map[string]string{
 		GRPCPortAnnotation: "50051,x", ServicesAnnotation: "50052=pkg.A,pkg.B", CollectAnnotation: "true", ExportAnnotation: "b,a,B",
-		PeerAnnotation: "9642 sha256:" + strings.Repeat("5d", 32),
+		PeerAnnotation:    "9642 sha256:" + strings.Repeat("5d", 32),
+		RetryOnAnnotation: "unavailable", OutlierAnnotation: "off", KeepaliveAnnotation: "x",
 	}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "app", ImageID: "registry/app@sha256:" + pod.Name}}
 	return Convert(pod)

@@ -21,7 +21,7 @@ const (
 
 // note records that an annotation, or a part of it, is ignored.
 func (t *template) note(annotation, value, format string, args ...any) {
-	t.notes = append(t.notes, ignored(annotation, value, fmt.Sprintf(format, args...)))
+	t.Ignored = append(t.Ignored, ignored(annotation, value, fmt.Sprintf(format, args...)))
 }
 
 func ignored(annotation, value, why string) string {

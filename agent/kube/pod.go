@@ -2,7 +2,6 @@ package kube
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"unique"
 
@@ -63,7 +62,7 @@ type place struct{ node, zone, peer string }
 
 // Notes says, one line each, what of the pod's annotations was ignored and
 // why.
-func (r *Record) Notes() []string { return r.of.notes }
+func (r *Record) Notes() []string { return r.of.Ignored }
 
 // Convert makes the record of a pod. Nothing in it refers to the pod. The
 // rules are those of the Kubernetes EndpointSlice controller for which pods
@@ -113,7 +112,7 @@ func (r *Record) inNamespace(off bool) *Record {
 }
 
 func (r *Record) equal(o *Record) bool {
-	return r.Equal(&o.Pod) && r.at == o.at && (r.of == o.of || slices.Equal(r.of.notes, o.of.notes))
+	return r.Equal(&o.Pod) && r.at == o.at
 }
 
 // imageIDs returns what the node reports for each container.

@@ -17,6 +17,7 @@ type seen struct {
 	// Labels.
 	templateHash, revisionHash, rolloutsHash, zone string
 	grpcPort, services, collect, export            annotation
+	policy                                         policyTexts
 	controlled                                     bool // controller is set
 	controller                                     struct{ kind, name, uid string }
 
@@ -63,6 +64,8 @@ func (s *seen) annotation(key, value string) {
 		s.export = annotation{value, true}
 	case PeerAnnotation:
 		s.peer = value[:min(len(value), maxPeer)]
+	default:
+		s.policy.see(key, value)
 	}
 }
 

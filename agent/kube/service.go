@@ -111,6 +111,15 @@ func declare(f *nodecache.Front, annotations map[string]string) {
 			f.Ignored = ignored(ExportAnnotation, to, strings.Join(bad, "; "))
 		}
 	}
+	var texts policyTexts
+	for key, text := range annotations {
+		texts.see(key, text)
+	}
+	var ignore []string
+	if f.Policy, ignore = parsePolicy(&texts); f.Ignored != "" {
+		ignore = append([]string{f.Ignored}, ignore...)
+	}
+	f.Ignored = strings.Join(ignore, "; ")
 }
 
 // checkHost returns an error for what is no DNS name (RFC 1123), or what a

@@ -15,8 +15,6 @@ import (
 // is made once for them. It is immutable.
 type template struct {
 	nodecache.Common
-	// notes says, one line each, what of the annotations was ignored and why.
-	notes []string
 	// optedOut and collectOn are the pods' own word on being asked.
 	optedOut, collectOn bool
 	// key is all that the template was made of; see seen.templateKey.
@@ -82,6 +80,7 @@ func (s *seen) templateKey(b []byte) []byte {
 			text(a.value)
 		}
 	}
+	b = s.policy.append(b)
 	for _, ports := range [...][]int32{s.named, s.probed} {
 		b = binary.AppendUvarint(b, uint64(len(ports)))
 		for _, port := range ports {
@@ -111,6 +110,7 @@ func newTemplate(key string) *template {
 			a.value = r.text()
 		}
 	}
+	s.policy.read(&r)
 	for _, ports := range [...]*[]int32{&s.named, &s.probed} {
 		for range r.count() {
 			*ports = append(*ports, int32(r.varint()))
@@ -142,6 +142,9 @@ func newTemplate(key string) *template {
 	t.Declared = t.declared(s.services, t.Hints)
 	t.Export = t.exports(s.export)
 	t.optedOut, t.collectOn = t.collect(s.collect)
+	var ignore []string
+	t.Policy, ignore = parsePolicy(&s.policy)
+	t.Ignored = append(t.Ignored, ignore...)
 	return t
 }
 

@@ -20,6 +20,8 @@ const (
 	// before it.
 	ReasonDropped = "ServicesDropped"
 	ReasonAdded   = "ServicesAdded"
+	// ReasonIgnored: an annotation of an owner's pods makes no sense.
+	ReasonIgnored = "AnnotationIgnored"
 	// ReasonRejected: the sidecar or gRPC client of a pod rejected what it was
 	// sent.
 	ReasonRejected = "ConfigurationRejected"

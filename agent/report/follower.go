@@ -37,6 +37,9 @@ type Follower struct {
 
 	// claims is who was a claimant of which service; of Run alone.
 	claims map[service]map[nodecache.OwnerKey]struct{}
+	// ignored is what was told of owners some of whose annotations are ignored; of
+	// Run alone.
+	ignored map[nodecache.OwnerKey][]string
 
 	// mu guards what follows; the directory is read under it. Run writes.
 	mu        sync.Mutex
@@ -82,6 +85,7 @@ func NewFollower(o Options) *Follower {
 			Name: "fingerpost_contract_changes_total", Help: "gRPC services that a revision of a workload serves and the one before it did not, or the other way: added or dropped.",
 		}, []string{"kind"}),
 		claims:    map[service]map[nodecache.OwnerKey]struct{}{},
+		ignored:   map[nodecache.OwnerKey][]string{},
 		of:        map[nodecache.OwnerKey]*revision{},
 		revisions: map[nodecache.Workload][]*revision{},
 	}
@@ -133,11 +137,13 @@ func (f *Follower) Change(key nodecache.OwnerKey) Change {
 // earlier process has told, or that nobody saw happen.
 func (f *Follower) handle(keys []nodecache.OwnerKey, start bool) {
 	services, workloads := map[service]struct{}{}, map[nodecache.Workload]struct{}{}
+	var events []Event
 	f.mu.Lock()
 	for _, key := range keys {
-		f.take(key, services, workloads)
+		o := f.o.Directory.Owner(key)
+		f.take(key, o, services, workloads)
+		events = append(events, f.ignores(key, o)...)
 	}
-	var events []Event
 	for w := range workloads {
 		for _, r := range f.revisions[w] {
 			events = append(events, f.judge(w, r, start)...)
@@ -152,10 +158,28 @@ func (f *Follower) handle(keys []nodecache.OwnerKey, start bool) {
 	}
 }
 
-// take needs mu. It remembers an owner as it is, and adds its workload and
-// services, those that it has lost too.
-func (f *Follower) take(key nodecache.OwnerKey, services map[service]struct{}, workloads map[nodecache.Workload]struct{}) {
-	o, r := f.o.Directory.Owner(key), f.of[key]
+// ignores returns what to say of the annotations of an owner, nil for one that is
+// gone.
+func (f *Follower) ignores(key nodecache.OwnerKey, o *nodecache.Owner) []Event {
+	told := f.ignored[key]
+	delete(f.ignored, key)
+	if o == nil || len(o.Ignored) == 0 {
+		return nil
+	}
+	f.ignored[key] = o.Ignored
+	var events []Event
+	for _, text := range o.Ignored {
+		if !slices.Contains(told, text) {
+			events = append(events, Event{Object: objectOf(o), Warning: true, Reason: ReasonIgnored, Message: clip(text, maxText)})
+		}
+	}
+	return events
+}
+
+// take needs mu. It remembers an owner as it is, nil for one that is gone, and
+// adds its workload and services, those that it has lost too.
+func (f *Follower) take(key nodecache.OwnerKey, o *nodecache.Owner, services map[service]struct{}, workloads map[nodecache.Workload]struct{}) {
+	r := f.of[key]
 	touch := func(r *revision) {
 		for _, name := range r.services {
 			services[service{r.workload.Namespace, name}] = struct{}{}

@@ -398,3 +398,25 @@ func TestClaimantIsNamedOnce(t *testing.T) {
 		w.says("ServiceClaimed ReplicaSet/zoo-y shop.Cart")
 	})
 }
+
+func TestIgnoredAnnotationsAreToldOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		bad := func(revision, name string, texts ...string) {
+			p := pod(revision, name, "pkg.A")
+			p.Ignored = texts
+			w.dir.UpsertPod(p)
+		}
+		bad("a", "1", "annotation x: 1")
+		w.follow()
+		w.says("AnnotationIgnored ReplicaSet/web-a 1")
+		bad("a", "2", "annotation x: 1")
+		w.says()
+		bad("a", "2", "annotation x: 1", "annotation y: 2")
+		w.says("AnnotationIgnored ReplicaSet/web-a 2")
+		bad("b", "1", "annotation x: 1")
+		w.says("AnnotationIgnored ReplicaSet/web-b 1")
+		bad("b", "1")
+		w.says()
+	})
+}

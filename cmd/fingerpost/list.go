@@ -81,6 +81,9 @@ func statusTable(w *table, s agent.Status) {
 	w.row("proxies", s.Proxies)
 	w.row("nacks", s.Nacks)
 	w.row("withheld", s.Withheld)
+	if s.Limited > 0 {
+		w.row("limited", fmt.Sprintf("%d; see fingerpost proxies", s.Limited))
+	}
 	parts := make([]string, 0, len(s.Parts))
 	for name := range s.Parts {
 		parts = append(parts, name)
@@ -173,7 +176,7 @@ func proxiesTable(w *table, proxies []ads.Client) {
 			}
 		}
 		row := []any{p.ID, proved, time.Since(p.Connected).Round(time.Second).String(), protocol, p.Clusters}
-		last := p.State
+		last := strings.Join(append(slices.DeleteFunc([]string{p.State}, func(s string) bool { return s == "" }), p.Warnings...), "; ")
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]
 			switch {

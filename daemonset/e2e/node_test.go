@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/fingerpost/fingerpost/agent/kube"
 )
 
 // callTimeout is the callers' deadline, and notReady how long Kubernetes takes
@@ -102,5 +104,40 @@ func TestPausedWorker(t *testing.T) {
 	// at most one call on its way at a time.
 	allowed := 4 * (1 + int(notReady/callTimeout))
 	verdict(t, "docker pause of a worker", r, gone, time.Since(start), allowed,
+		fmt.Sprintf("NotReady after %.0f s; calls that failed began at most %.1f s after the pause", found.Seconds(), late.Seconds()))
+}
+
+// The same with pings: nobody waits for a deadline, and a server that gave no
+// answer is left out, but for one call each time that it is tried again.
+func TestPausedWorkerIsFoundByPings(t *testing.T) {
+	install(t)
+	annotate := func(run func(args ...string), value string) {
+		run("-n", shop, "patch", "deployment", "cart", "-p",
+			`{"spec":{"template":{"metadata":{"annotations":{"`+kube.KeepaliveAnnotation+`":`+value+`}}}}}`)
+	}
+	annotate(func(args ...string) { kubectl(t, args...) }, `"2s"`)
+	t.Cleanup(func() {
+		annotate(func(args ...string) {
+			if _, err := run(cleanup(t), "", "kubectl", args...); err != nil {
+				t.Error(err)
+			}
+		}, "null")
+	})
+	rolledOut(t, shop, "deployment/cart")
+	settled(t, "app=cart", 3)
+	calling(t, callers)
+	node := workers(t)[1]
+	start := time.Now()
+	r, gone, found, late := lost(t, node, []string{"pause", node}, []string{"unpause", node})
+	for _, l := range r.failed {
+		if l.Code != "Unavailable" {
+			t.Errorf("a call to a paused node ended with %s after %d ms, as if nobody had pinged: %s", l.Code, l.Millis, l.Message)
+			break
+		}
+	}
+	// Of each of the two other nodes' callers two callers of its services: one
+	// call each, and one more whenever a server is tried again, after 10, 20 and
+	// 30 s.
+	verdict(t, "docker pause of a worker, pings every 2 s", r, gone, time.Since(start), 4*4*len(gone),
 		fmt.Sprintf("NotReady after %.0f s; calls that failed began at most %.1f s after the pause", found.Seconds(), late.Seconds()))
 }

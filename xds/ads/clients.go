@@ -26,6 +26,8 @@ type Client struct {
 	// State says what is wrong with a client that does not read, or does not
 	// acknowledge, for longer than the grace; empty: nothing.
 	State string `json:"state,omitempty"`
+	// Warnings are those of its [View].
+	Warnings []string `json:"warnings,omitempty"`
 	// Node is as far as it is kept; not to be changed.
 	Node *corev3.Node `json:"-"`
 	// Types holds the types that the client has asked for, by short name.
@@ -114,6 +116,7 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 		Delta:     st.delta,
 		Clusters:  "all",
 		Identity:  st.who.shown(st.id),
+		Warnings:  st.warns,
 		Types:     map[string]TypeStatus{},
 	}
 	if st.demand != nil {

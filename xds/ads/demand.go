@@ -23,6 +23,9 @@ type View struct {
 	// Wanted are the clusters that a client with a Demand has beside those that
 	// it asks for, as if it asked for them at once.
 	Wanted []string
+	// Warnings say, one line each, what of the client's wishes is not met, or what
+	// it cannot do.
+	Warnings []string
 }
 
 // Demand hears which clusters one stream's client asks for. Its methods must be

@@ -53,6 +53,7 @@ type stream struct {
 	demand Demand    // nil for a client that has all clusters; set once
 	dialer Dialer    // nil: nobody hears of what it names; set once
 	wanted []string  // that it is to have with the first answer
+	warns  []string  // of the view
 	began  time.Time // of the first request of a served type
 	nonce  uint64
 	types  [xds.NumTypes]typeState
@@ -245,7 +246,7 @@ func (st *stream) introduce(node *corev3.Node) error {
 	st.s.told(&who, id)
 	st.mu.Lock()
 	st.node, st.id, st.who, st.key = kept(node), id, who, key
-	st.sight, st.demand, st.dialer, st.wanted = sees, view.Demand, view.Dialer, view.Wanted
+	st.sight, st.demand, st.dialer, st.wanted, st.warns = sees, view.Demand, view.Dialer, view.Wanted, view.Warnings
 	st.mu.Unlock()
 	return nil
 }

@@ -79,7 +79,7 @@ func (r *refresh) aliasPort(fp nodecache.FrontPort, p *place, was, now map[strin
 	crowd, authority := r.crowd(p, ""), alias(p.service, fp.Port)
 	add := func(name, service string, wanted bool) {
 		if wanted || was[name] != nil && !crowd.refuses(service) {
-			if b := r.c.pair(name, xds.AliasScope(p.service.Namespace), crowd.endpoints(service), was[name], u); b != nil {
+			if b := r.c.pair(name, xds.AliasScope(p.service.Namespace), crowd.endpoints(service), r.policy(p, crowd, was[name]), was[name], u); b != nil {
 				now[name] = b
 			}
 		}
@@ -133,18 +133,19 @@ func (c crowd) silent(fp nodecache.FrontPort) bool {
 
 // pair needs mu. It returns a cluster and its CLA as they are from now on, nil
 // if they cannot be made.
-func (c *Compiler) pair(name string, scope xds.Scope, es []endpoint, old *backend, u *xds.Update) *backend {
-	return c.pairOf(name, scope, func() *clusterv3.Cluster { return cluster(name) }, es, old, u)
+func (c *Compiler) pair(name string, scope xds.Scope, es []endpoint, policy *nodecache.Policy, old *backend, u *xds.Update) *backend {
+	return c.pairOf(name, scope, func() *clusterv3.Cluster { return cluster(name, policy) }, es, policy, old, u)
 }
 
-// pairOf is pair with a cluster of its own making.
-func (c *Compiler) pairOf(name string, scope xds.Scope, make func() *clusterv3.Cluster, es []endpoint, old *backend, u *xds.Update) *backend {
+// pairOf is pair with a cluster of its own making, which has the policy.
+func (c *Compiler) pairOf(name string, scope xds.Scope, make func() *clusterv3.Cluster, es []endpoint, policy *nodecache.Policy, old *backend, u *xds.Update) *backend {
 	if old == nil {
 		old = &backend{}
 	}
 	b := &backend{
 		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return make() }, old.cluster, u),
 		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, old.cla, u),
+		policy:  policy,
 	}
 	if b.cluster == nil || b.cla == nil {
 		return nil

@@ -76,16 +76,16 @@ func portOf(f *nodecache.Front, port uint16) (nodecache.FrontPort, bool) {
 // that it is gRPC, else what the caller speaks: a REST server gets HTTP/1.1
 // from those who call it so, as if it were dialled directly. Nothing in it
 // follows the pods.
-func backendCluster(id backendID, port nodecache.FrontPort) *clusterv3.Cluster {
-	c := cluster(id.String())
+func backendCluster(id backendID, port nodecache.FrontPort, p *nodecache.Policy) *clusterv3.Cluster {
+	c := cluster(id.String(), p)
 	if id.grpc == "" && !port.GRPC() {
-		c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream())
+		c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream(p))
 	}
 	return c
 }
 
-func callersUpstream() *upstreamv3.HttpProtocolOptions {
-	o := http2Upstream()
+func callersUpstream(p *nodecache.Policy) *upstreamv3.HttpProtocolOptions {
+	o := upstream(p)
 	o.UpstreamProtocolOptions = &upstreamv3.HttpProtocolOptions_UseDownstreamProtocolConfig{
 		UseDownstreamProtocolConfig: &upstreamv3.HttpProtocolOptions_UseDownstreamHttpConfig{
 			HttpProtocolOptions:  &corev3.Http1ProtocolOptions{},

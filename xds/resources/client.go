@@ -104,6 +104,7 @@ func ParseClient(node *corev3.Node) (Client, error) {
 	default:
 		c.Warnings = append(c.Warnings, fmt.Sprintf("shape %.20q is not known to this agent; it serves shape %d", s, Shape))
 	}
+	c.checkNeeds(node)
 	return c, nil
 }
 

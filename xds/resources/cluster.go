@@ -11,6 +11,8 @@ import (
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/fingerpost/fingerpost/nodecache"
 )
 
 const httpProtocolOptions = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -22,15 +24,15 @@ func clusterName(namespace, service string) string { return namespace + "/" + se
 // cluster holds nothing that follows the pods: Envoy builds a changed cluster
 // anew, with new connections. It keeps to what grpc-go, C-core and grpc-js
 // accept as well (gRFC A27 and later): no load_balancing_policy, no transport
-// socket.
-func cluster(name string) *clusterv3.Cluster {
+// socket. What the workload behind it wants is p, nil for nothing.
+func cluster(name string, p *nodecache.Policy) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name: name,
 		// A dot would begin a new part of the statistic's name.
 		AltStatName:          strings.ReplaceAll(name, ".", "_"),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
 		EdsClusterConfig:     &clusterv3.Cluster_EdsClusterConfig{EdsConfig: overADS(15 * time.Second)},
-		ConnectTimeout:       duration(time.Second),
+		ConnectTimeout:       duration(connectTimeout(p)),
 		LbPolicy:             clusterv3.Cluster_ROUND_ROBIN,
 		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{
 			HealthyPanicThreshold: &typev3.Percent{Value: 50},
@@ -38,10 +40,10 @@ func cluster(name string) *clusterv3.Cluster {
 				LocalityWeightedLbConfig: &clusterv3.Cluster_CommonLbConfig_LocalityWeightedLbConfig{},
 			},
 		},
-		CircuitBreakers:  breakers(),
-		OutlierDetection: outliers(),
+		CircuitBreakers:  breakers(p),
+		OutlierDetection: outliers(p),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			httpProtocolOptions: pack(http2Upstream()),
+			httpProtocolOptions: pack(upstream(p)),
 		},
 	}
 }
@@ -49,8 +51,8 @@ func cluster(name string) *clusterv3.Cluster {
 // hostCluster follows one DNS name, which each client resolves for itself: one
 // connection to one of its addresses at a time, of either family (gRFC A37 for
 // gRPC, which knows no other kind of DNS cluster).
-func hostCluster(name string, e endpoint) *clusterv3.Cluster {
-	c := cluster(name)
+func hostCluster(name string, e endpoint, p *nodecache.Policy) *clusterv3.Cluster {
+	c := cluster(name, p)
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 	c.EdsClusterConfig = nil
 	c.DnsLookupFamily = clusterv3.Cluster_ALL
@@ -82,8 +84,8 @@ func http2Upstream() *upstreamv3.HttpProtocolOptions {
 
 // breakers never break: the default of 1,024 requests counts long streams, in
 // Envoy and in gRPC. Retries are a share of what runs.
-func breakers() *clusterv3.CircuitBreakers {
-	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+func breakers(p *nodecache.Policy) *clusterv3.CircuitBreakers {
+	b := &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
 		Priority:           corev3.RoutingPriority_DEFAULT,
 		MaxConnections:     number(math.MaxUint32),
 		MaxPendingRequests: number(math.MaxUint32),
@@ -94,13 +96,15 @@ func breakers() *clusterv3.CircuitBreakers {
 			MinRetryConcurrency: number(10),
 		},
 	}}}
+	breakersOf(b.Thresholds[0], p)
+	return b
 }
 
 // outliers ejects a host to which several connections in a row failed, never
 // one that answers, and never more than half of them. gRPC knows only the two
 // enforcing percentages that are zero here, and so ejects nobody.
-func outliers() *clusterv3.OutlierDetection {
-	return &clusterv3.OutlierDetection{
+func outliers(p *nodecache.Policy) *clusterv3.OutlierDetection {
+	o := &clusterv3.OutlierDetection{
 		SplitExternalLocalOriginErrors:         true,
 		ConsecutiveLocalOriginFailure:          number(5),
 		EnforcingConsecutiveLocalOriginFailure: number(100),
@@ -116,6 +120,8 @@ func outliers() *clusterv3.OutlierDetection {
 		MaxEjectionPercent:                     number(50),
 		AlwaysEjectOneHost:                     no(),
 	}
+	outliersOf(o, p)
+	return o
 }
 
 // assignment writes endpoints, which are sorted and without duplicates, as one

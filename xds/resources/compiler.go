@@ -315,13 +315,13 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	if len(es) > 0 && es[0].host != "" {
 		host = es[0].String()
 	}
-	if s.cluster == nil || s.host != host {
-		s.host = host
+	if p := policyOf(provider); s.cluster == nil || s.host != host || !p.Equal(s.policy) {
+		s.host, s.policy = host, p
 		s.cluster = c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message {
 			if host != "" {
-				return hostCluster(name, es[0])
+				return hostCluster(name, es[0], p)
 			}
-			return cluster(name)
+			return cluster(name, p)
 		}, s.cluster, u)
 	}
 	switch {

@@ -201,12 +201,13 @@ func (r *refresh) makeDialledCluster(d *dial, u *xds.Update) {
 		}
 	}
 	r.c.wants.depend(&d.want, p)
+	policy := r.policyBehind(id.service, d.cluster)
 	d.cluster = r.c.pairOf(d.name, xds.DialScope(d.namespace), func() *clusterv3.Cluster {
 		if listed {
-			return backendCluster(id, port)
+			return backendCluster(id, port, policy)
 		}
-		return cluster(d.name)
-	}, r.crowd(&p, id.grpc).endpoints(id.grpc), d.cluster, u)
+		return cluster(d.name, policy)
+	}, r.crowd(&p, id.grpc).endpoints(id.grpc), policy, d.cluster, u)
 }
 
 // vacate needs mu. No Service has the name any more, or yet.
@@ -239,7 +240,7 @@ func (c *Compiler) standIn(d *dial, u *xds.Update) {
 		return
 	}
 	name := clusterName(d.namespace, d.name)
-	pair := c.pair(name, xds.DialScope(d.namespace), nil, d.cluster, u)
+	pair := c.pair(name, xds.DialScope(d.namespace), nil, nil, d.cluster, u)
 	c.publishDial(d, []*routev3.Route{apiRoute("/"+d.name+"/", name)}, pair, u)
 }
 

@@ -26,6 +26,9 @@ type Services interface {
 	MemberAt(netip.Addr) (nodecache.Member, bool)
 	// FrontAt returns the Service with the ClusterIP, and whether there is one.
 	FrontAt(netip.Addr) (nodecache.Name, bool)
+	// PolicyBehind returns what the workloads behind a Service want of calls, nil
+	// for nothing, and whether that is known.
+	PolicyBehind(nodecache.Name) (*nodecache.Policy, bool)
 	// FrontNames returns the names of all Services, in no order.
 	FrontNames() []nodecache.Name
 }
@@ -35,8 +38,9 @@ type front struct {
 	front  *nodecache.Front   // nil where there is none of the name
 	routes []*nodecache.Route // of which it is a parent, sorted by UID
 	// uses are the backends that its routes name, users the Services whose
-	// routes name a backend of this one.
-	uses     map[backendID]struct{}
+	// routes name a backend of this one. True is one whose calls are repeated as
+	// a route says.
+	uses     map[backendID]bool
 	users    map[nodecache.Name]struct{}
 	backends map[backendID]*backend // that are named and there
 	// programs are the descriptors that count for the backends of HTTPRoutes,
@@ -45,7 +49,10 @@ type front struct {
 }
 
 // backend is a cluster as it is for every namespace.
-type backend struct{ cluster, cla *xds.Resource }
+type backend struct {
+	cluster, cla *xds.Resource
+	policy       *nodecache.Policy // that the cluster has
+}
 
 func (b *backend) of(t xds.Type) *xds.Resource {
 	if t == xds.Cluster {
@@ -214,7 +221,7 @@ func (r *refresh) load(name nodecache.Name) {
 func (r *refresh) link(name nodecache.Name) {
 	f := r.c.fronts[name]
 	was := f.uses
-	f.uses = map[backendID]struct{}{}
+	f.uses = map[backendID]bool{}
 	for _, route := range f.routes {
 		for i := range route.Rules {
 			r.linkRule(f, route.Kind, &route.Rules[i])
@@ -252,7 +259,8 @@ func (r *refresh) linkRule(f *front, kind nodecache.RouteKind, rule *nodecache.R
 	}
 	for _, id := range ids {
 		for _, service := range services {
-			f.uses[id.calling(service)] = struct{}{}
+			id := id.calling(service)
+			f.uses[id] = f.uses[id] || rule.Retry != nil
 		}
 	}
 }
@@ -261,11 +269,11 @@ func (r *refresh) linkRule(f *front, kind nodecache.RouteKind, rule *nodecache.R
 // the others.
 func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 	f := r.c.fronts[name]
-	wanted := map[backendID]struct{}{}
+	wanted := map[backendID]bool{}
 	for user := range f.users {
-		for id := range r.c.fronts[user].uses {
+		for id, own := range r.c.fronts[user].uses {
 			if id.service == name {
-				wanted[id] = struct{}{}
+				wanted[id] = wanted[id] || own
 			}
 		}
 	}
@@ -282,7 +290,7 @@ func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 			changed[id] = struct{}{}
 		}
 	}
-	for id := range wanted {
+	for id, own := range wanted {
 		port, ok := portOf(f.front, id.port)
 		if !ok {
 			continue
@@ -291,12 +299,18 @@ func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 		if old == nil {
 			old = &backend{}
 		}
+		policy := r.policyBehind(name, old)
+		p := policy
+		if own {
+			p = withoutRetries(p)
+		}
 		var u xds.Update
 		b := &backend{
-			cluster: r.c.build(xds.ID{Type: xds.Cluster, Name: id.String()}, func() proto.Message { return backendCluster(id, port) }, old.cluster, &u),
+			cluster: r.c.build(xds.ID{Type: xds.Cluster, Name: id.String()}, func() proto.Message { return backendCluster(id, port, p) }, old.cluster, &u),
 			cla: r.c.build(xds.ID{Type: xds.Endpoint, Name: id.String()}, func() proto.Message {
 				return assignment(id.String(), r.behind(r.view(name), port, id.grpc))
 			}, old.cla, &u),
+			policy: policy,
 		}
 		if len(u.Set) > 0 && b.cluster != nil && b.cla != nil {
 			f.backends[id] = b

@@ -39,6 +39,7 @@ type service struct {
 	from     map[nodecache.OwnerKey]*nodecache.Owner
 	provider nodecache.Workload // the first one, when it was compiled last
 	host     string             // host:port of a cluster that follows a DNS name; else empty
+	policy   *nodecache.Policy  // that the cluster has
 	// What is published, nil where nothing is.
 	cluster, cla, api *xds.Resource
 }

@@ -16,7 +16,10 @@ type ServiceView struct {
 	Owners []string `json:"owners"`
 	// Claimants are the keys of the owners of other workloads that implement
 	// the same name and get no calls by it.
-	Claimants []string       `json:"claimants"`
+	Claimants []string `json:"claimants"`
+	// Policy is what the cluster has by annotations, in their words; empty:
+	// nothing.
+	Policy    string         `json:"policy,omitempty"`
 	Endpoints []EndpointView `json:"endpoints"`
 	// Order names the workloads that implement the service in the order in
 	// which one of them is the provider, with what gives each its place.
@@ -85,6 +88,7 @@ func (s *service) view(id serviceID) ServiceView {
 		Name: id.name, Namespace: id.namespace,
 		Owners: keysOf(speaking(provider)), Claimants: keysOf(withPods(claimants)),
 		Endpoints: []EndpointView{},
+		Policy:    s.policy.String(),
 	}
 	for _, c := range claims {
 		v.Order = append(v.Order, c.String())

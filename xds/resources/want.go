@@ -216,7 +216,7 @@ func (r *refresh) makeWanted(w *want, u *xds.Update) {
 	var made *backend
 	if p.reason == "" {
 		if crowd := r.crowd(&p, w.service); !crowd.refuses(w.service) {
-			made = r.c.pair(w.name, xds.DemandScope(w.namespace), crowd.endpoints(w.service), w.made, u)
+			made = r.c.pair(w.name, xds.DemandScope(w.namespace), crowd.endpoints(w.service), r.policy(&p, crowd, w.made), w.made, u)
 		}
 	}
 	w.publish(made, u)
@@ -282,7 +282,7 @@ func (ws *wants) moved(old *owner, view *nodecache.Owner) {
 // and a call to one that is answered with nothing waits for its time-out from
 // then on (tried with Envoy 1.40). The socket's server says what is known.
 func fallback(namespace, name, socket string) *clusterv3.Cluster {
-	c := cluster(name)
+	c := cluster(name, nil)
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 	c.EdsClusterConfig, c.OutlierDetection, c.CommonLbConfig = nil, nil, nil
 	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{

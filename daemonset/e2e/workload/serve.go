@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
 	"github.com/fingerpost/fingerpost/demo"
@@ -28,7 +29,9 @@ func serve(ctx context.Context, o *out, name string, port int, services []string
 		}
 		return next(srv, s)
 	})
-	s, err := demo.StartSample(name, fmt.Sprintf("0.0.0.0:%d", port), services, count)
+	// For fingerpost.dev/keepalive-interval; nobody is made to ping.
+	permits := grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true})
+	s, err := demo.StartSample(name, fmt.Sprintf("0.0.0.0:%d", port), services, count, permits)
 	if err != nil {
 		return err
 	}
