@@ -64,6 +64,7 @@ func (a *Agent) admin() http.Handler {
 	})
 	get("/services", func(*http.Request) (any, error) { return a.services(), nil })
 	get("/peers", func(*http.Request) (any, error) { return a.viewPeers(), nil })
+	get("/paths", func(*http.Request) (any, error) { return a.paths.view(), nil })
 	get("/proxies", func(*http.Request) (any, error) { return a.server.Clients(), nil })
 	get("/explain/pod", func(r *http.Request) (any, error) { return a.explainPod(r.FormValue("name")) })
 	get("/explain/service", func(r *http.Request) (any, error) { return a.explainService(r.FormValue("name")), nil })
@@ -158,6 +159,7 @@ func (a *Agent) Status() Status {
 	s.Gate, s.Reason = a.gateState()
 	s.Parts[partSockets], s.Parts["routes"] = a.socketState(), src.Routes
 	s.Parts[partPeers] = a.peersState()
+	s.Parts[partPath], s.Parts[partObserve] = onOff(why(&a.paths.noPath)), onOff(why(&a.paths.noObserve))
 	if src.Kind == "kube" {
 		s.Parts[partScale] = a.scale(src)
 	}

@@ -62,6 +62,7 @@ type Agent struct {
 	compiler *resources.Compiler
 	feed     *feed
 	callers  *callers
+	paths    *paths
 	server   *ads.Server
 	follower *report.Follower
 	writer   *report.Writer   // nil: there is no API server
@@ -129,8 +130,8 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.log.Warn(w)
 	}
 	a.callers = newCallers(a.store)
+	a.paths = newPaths(a)
 	a.parts = map[string]string{
-		"kernel":    "off: not built yet",
 		"on-demand": "on",
 		"takeover":  "off: no --takeover; a successor can have the sockets all the same",
 		"http":      "off: no address",
@@ -152,7 +153,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
 	asks := collect.Options{
 		Directory: a.dir, Scheduler: a.scheduler, Node: c.nodeName(), Scope: collect.ScopeCluster, Past: past,
-		Logger: a.log, Metrics: a.registry, Witness: told,
+		Logger: a.log, Metrics: a.registry, Witness: told, Cost: a.paths.podCost,
 	}
 	if err := a.share(config, &asks); err != nil {
 		a.close()
@@ -187,7 +188,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	a.feed = newFeed(a)
 	a.follower = a.newFollower()
-	a.registry.MustRegister(&gauges{a}, a.invalid, a.callers.metric())
+	a.registry.MustRegister(&gauges{a}, a.invalid, pathMetrics{a.paths})
 	return a, nil
 }
 
@@ -217,6 +218,9 @@ func (a *Agent) close() {
 	if a.callers != nil {
 		a.callers.close()
 	}
+	if a.paths != nil {
+		a.paths.close()
+	}
 	if a.instance != nil {
 		_ = a.instance.Close()
 	}
@@ -234,6 +238,7 @@ func (a *Agent) run(ctx context.Context) error {
 	a.callers.log(a.log, a.config.RequireIdentity)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })
+	g.Go(func() error { return a.paths.run(ctx) })
 	g.Go(func() error { a.scheduler.Run(ctx); return nil })
 	g.Go(func() error { a.collector.Run(ctx); return nil })
 	g.Go(func() error { return a.feed.run(ctx, a.source.Synced()) })

@@ -30,6 +30,7 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		address = r.Addr.String()
 	}
 	e.fact("address", "%s on node %q", address, r.Node)
+	a.paths.explain(e, "", r.Addr, r.Node)
 	e.fact("owner", "%s (%s), of workload %s", r.OwnerName, r.Owner, r.Workload)
 	m, ok := a.dir.Member(r.UID)
 	if !ok {

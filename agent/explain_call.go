@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -274,6 +275,9 @@ func (c *call) pods() {
 	c.Endpoints = c.behind.Endpoints
 	for _, e := range c.Endpoints {
 		c.fact("endpoint", "%s, %s", e.String(), c.a.saysState(&e, c.rule.Service))
+		if to, err := netip.ParseAddrPort(e.Address); err == nil {
+			c.a.paths.explain(&c.Explanation, e.Address+": ", to.Addr(), e.Node)
+		}
 	}
 	c.spread(c.a.compiler, "locality", c.Endpoints)
 	done := map[nodecache.Workload]bool{}

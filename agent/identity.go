@@ -8,8 +8,6 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/bpf/identity"
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -81,16 +79,6 @@ func (c *callers) log(log *slog.Logger, required bool) {
 	default:
 		log.Info("callers are not identified", "part", "identity", "state", state)
 	}
-}
-
-func (c *callers) metric() prometheus.Collector {
-	g := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "fingerpost_bpf_available", ConstLabels: prometheus.Labels{"part": "identity", "reason": c.why},
-		Help: "1 if a part that depends on the node's kernel works, else 0, with the reason."})
-	if c.prover != nil {
-		g.Set(1)
-	}
-	return g
 }
 
 // localPods are the pods of this node as identity asks for them.

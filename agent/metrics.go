@@ -27,7 +27,7 @@ func newInvalid() prometheus.Counter {
 type gauges struct{ a *Agent }
 
 func (*gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descWanted, descBuild} {
+	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descWanted, descBuild, descAvailable} {
 		ch <- d
 	}
 }
@@ -58,4 +58,5 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	gauge(descWanted, float64(found), "true")
 	gauge(descWanted, float64(lost), "false")
 	gauge(descBuild, 1, g.a.config.Version)
+	g.a.collectAvailable(ch)
 }

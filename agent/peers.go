@@ -144,9 +144,15 @@ func (a *Agent) newPeers(config *rest.Config) (*peers, error) {
 	p.transport.Register(a.registry)
 	p.exchange = peer.New(peer.Options{
 		Node: c.nodeName(), Directory: peer.Over(a.dir), Identity: identity, Network: p.transport, Scheduler: a.scheduler, Trust: trust,
-		Remote: c.lastResort(), Logger: a.log, Metrics: a.registry,
+		Remote: c.lastResort(), Cost: a.peerCost, Logger: a.log, Metrics: a.registry,
 	})
 	return p, nil
+}
+
+// peerCost is what a connection to an agent of another node takes.
+func (a *Agent) peerCost(m peer.Member) time.Duration {
+	cost, _ := a.paths.cost(m.Address.Addr(), m.Node)
+	return cost
 }
 
 // run shares until ctx ends.

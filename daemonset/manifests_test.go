@@ -366,6 +366,36 @@ func TestComponentIdentityAddsOneCapabilityAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestComponentObserveAddsTwoCapabilitiesAndSightOfTheCgroups(t *testing.T) {
+	const dir = "testdata/observe"
+	if got, want := names(rendered(t, dir)), names(rendered(t, base)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	with, without := daemonSet(t, dir), daemonSet(t, base)
+	pod := &with.Spec.Template.Spec
+	agent := &pod.Containers[0]
+	if caps := agent.SecurityContext.Capabilities; !slices.Equal(caps.Add, []corev1.Capability{"BPF", "NET_ADMIN"}) {
+		t.Errorf("capabilities added: %v", caps.Add)
+	}
+	agent.SecurityContext.Capabilities.Add = nil
+	for _, m := range agent.VolumeMounts {
+		if m.Name == "cgroups" && !m.ReadOnly {
+			t.Error("the host's cgroups are mounted writable")
+		}
+	}
+	for _, v := range pod.Volumes {
+		if v.Name == "cgroups" && (v.HostPath == nil || v.HostPath.Path != "/sys/fs/cgroup") {
+			t.Errorf("cgroups are %+v", v)
+		}
+	}
+	mounts, volumes := len(agent.VolumeMounts), len(pod.Volumes)
+	agent.VolumeMounts = slices.DeleteFunc(agent.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "cgroups" })
+	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "cgroups" })
+	if len(agent.VolumeMounts) != mounts-1 || len(pod.Volumes) != volumes-1 || !reflect.DeepEqual(with.Spec, without.Spec) {
+		t.Errorf("more differs, or less:\n%v\nfrom\n%v", with.Spec, without.Spec)
+	}
+}
+
 func TestOperationsSaysOfEveryObjectWhyItIsThere(t *testing.T) {
 	text, err := os.ReadFile("../docs/operations.md")
 	if err != nil {

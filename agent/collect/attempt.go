@@ -184,23 +184,40 @@ func (c *Collector) port(ctx context.Context, key nodecache.OwnerKey, addr netip
 	return r, yes.Load(), err
 }
 
-// order sorts pods by who is asked first: those of this node, then those that
-// were not asked since the last success, then by name.
+// order sorts pods by who is asked first: those that can be reached, those of
+// this node, those that were not asked since the last success, those that cost
+// less, then by name.
 func (c *Collector) order(key nodecache.OwnerKey, ms []nodecache.Member) []nodecache.Member {
+	type place struct {
+		rank int
+		cost time.Duration
+	}
+	places := make(map[string]place, len(ms))
+	for _, m := range ms {
+		p := place{}
+		reachable := false
+		if p.cost, reachable = c.cost(m.Pod); !reachable {
+			p.rank += 4
+		}
+		if m.Node != c.node {
+			p.rank += 2
+		}
+		places[m.UID] = p
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.failed[key]
-	rank := func(m nodecache.Member) int {
-		n := 0
-		if m.Node != c.node {
-			n += 2
+	if f := c.failed[key]; f != nil {
+		for uid, p := range places {
+			if f.asked[uid] {
+				p.rank++
+				places[uid] = p
+			}
 		}
-		if f != nil && f.asked[m.UID] {
-			n++
-		}
-		return n
 	}
-	slices.SortStableFunc(ms, func(a, b nodecache.Member) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(ms, func(a, b nodecache.Member) int {
+		pa, pb := places[a.UID], places[b.UID]
+		return cmp.Or(cmp.Compare(pa.rank, pb.rank), cmp.Compare(pa.cost, pb.cost))
+	})
 	return ms
 }
 

@@ -37,6 +37,11 @@ type Options struct {
 	Budget Budget
 	// Past is what an earlier collector of this node left; see Collector.Past.
 	Past []nodecache.SavedPast
+	// Cost is what a connection to a pod takes from this node, and whether it
+	// comes about at all, as far as is known: pods that cost less are asked
+	// before others that may be asked as well. It is called under no lock; nil:
+	// all cost the same.
+	Cost func(*nodecache.Pod) (takes time.Duration, reachable bool)
 	// Dial opens the connections; nil is a plain TCP dial.
 	Dial DialFunc
 	// Logger gets state changes only; nil is none.
@@ -64,6 +69,7 @@ type Collector struct {
 	node    string
 	only    string    // the one node whose pods may be asked; empty: all
 	place   Placement // nil: everything is here
+	cost    func(*nodecache.Pod) (time.Duration, bool)
 	log     *slog.Logger
 	metrics *metrics
 	witness Witness // nil: nobody
@@ -94,6 +100,7 @@ func New(o Options) *Collector {
 		sched:   o.Scheduler,
 		node:    o.Node,
 		place:   o.Placement,
+		cost:    o.Cost,
 		log:     o.Logger,
 		metrics: newMetrics(o.Metrics),
 		witness: o.Witness,
@@ -104,6 +111,9 @@ func New(o Options) *Collector {
 		failed:  map[nodecache.OwnerKey]*failures{},
 		plans:   map[nodecache.OwnerKey]*plan{},
 		calls:   callLog{},
+	}
+	if c.cost == nil {
+		c.cost = func(*nodecache.Pod) (time.Duration, bool) { return 0, true }
 	}
 	if o.Scope == ScopeNode {
 		c.only = o.Node

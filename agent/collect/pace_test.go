@@ -237,6 +237,41 @@ func TestPodsOfThisNodeThenThoseNotAskedThenByName(t *testing.T) {
 	})
 }
 
+// What is known of the ways to pods decides between those that may be asked alike:
+// one that cannot be reached is asked last, and one that costs less before others.
+func TestPodsThatCostLessAreAskedBefore(t *testing.T) {
+	cost := func(p *nodecache.Pod) (time.Duration, bool) {
+		return map[string]time.Duration{"a": 300, "b": 200, "c": 100, "d": 400, "e": 200}[p.UID], p.UID != "c" && p.UID != "f"
+	}
+	inBubble(t, Options{Node: "n1", Cost: cost}, schedule.Options{}, refuse, func(b *bench) {
+		for i, uid := range []string{"a", "b", "c", "d", "e", "f"} {
+			p := testPod(uid, "a", fmt.Sprint("192.0.2.", i+1))
+			p.CollectOff = true
+			if uid == "d" || uid == "f" {
+				p.Node = "n1"
+			}
+			b.dir.UpsertPod(p)
+		}
+		b.after(0)
+		o := b.dir.Owner(testKey("a"))
+		order := func() (s string) {
+			for _, m := range b.order(o.Key, slices.Clone(o.Pods)) {
+				s += m.UID
+			}
+			return s
+		}
+		if got := order(); got != "dbeafc" {
+			t.Errorf("order %s", got)
+		}
+		b.Collector.mu.Lock()
+		b.failed[o.Key] = &failures{asked: map[string]bool{"b": true}}
+		b.Collector.mu.Unlock()
+		if got := order(); got != "deabfc" {
+			t.Errorf("order after a failure %s", got)
+		}
+	})
+}
+
 // The waiting collect of an owner that a caller wants goes first.
 func TestWantedOwnerGoesFirst(t *testing.T) {
 	answer := func(addr netip.AddrPort, opened func()) (Result, error) {

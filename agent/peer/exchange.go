@@ -59,6 +59,11 @@ type Options struct {
 	// any node that has one and a caller of this node waits. [collect.ScopeCluster]
 	// is needed for it as well.
 	Remote bool
+	// Cost is what a connection to a peer takes; nil: all the same. Of those whose
+	// word is wanted the cheapest is asked first, for everything; who they are is
+	// not its matter, nor is who is in charge of an owner. It is called under no
+	// lock.
+	Cost   func(Member) time.Duration
 	Logger *slog.Logger // nil: none
 	// Metrics registers the metrics; nil registers none.
 	Metrics prometheus.Registerer
@@ -78,6 +83,7 @@ type Exchange struct {
 	sched   *schedule.Scheduler
 	trust   Trust // nil: by the roster
 	remote  bool
+	cost    func(Member) time.Duration // nil: all the same
 	log     *slog.Logger
 	metrics *metrics
 	decode  func(*peerv1.Record) (*Record, error)
@@ -118,7 +124,7 @@ type Exchange struct {
 // no owner is this agent's to collect.
 func New(o Options) *Exchange {
 	x := &Exchange{
-		node: o.Node, dir: o.Directory, id: o.Identity, net: o.Network, sched: o.Scheduler, trust: o.Trust, remote: o.Remote,
+		node: o.Node, dir: o.Directory, id: o.Identity, net: o.Network, sched: o.Scheduler, trust: o.Trust, remote: o.Remote, cost: o.Cost,
 		log: o.Logger, decode: o.decode,
 		wanted:  rate.NewLimiter(rate.Limit(wantedRate)/60, wantedBurst),
 		overdue: rate.NewLimiter(rate.Limit(overdueRate)/60, overdueBurst),

@@ -68,7 +68,10 @@ func (w *world) add(t *testing.T, node string) *member {
 
 func (m *member) start(t *testing.T, o peer.Options) {
 	sched := schedule.New(schedule.Options{})
-	o.Node, o.Directory, o.Identity, o.Network, o.Scheduler, o.Metrics = m.node, peer.Over(m.dir), m.identity, memory{m.w, m.node}, sched, m.metrics
+	o.Node, o.Directory, o.Identity, o.Scheduler, o.Metrics = m.node, peer.Over(m.dir), m.identity, sched, m.metrics
+	if o.Network == nil {
+		o.Network = memory{m.w, m.node}
+	}
 	m.exchange = peer.New(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -1,11 +1,13 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,10 +63,22 @@ func (x *Exchange) takeWants(l *link) *peerv1.SyncRequest {
 // relink opens streams to those who are neighbours now, and closes others. Only
 // keepTime calls it.
 func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
+	now := time.Now()
+	wanted, of := x.neighbours(now)
+	if of == nil {
+		return
+	}
+	if x.cost != nil {
+		costs := map[string]time.Duration{}
+		for _, m := range wanted {
+			costs[m.Node] = x.cost(m)
+		}
+		slices.SortStableFunc(wanted, func(a, b Member) int { return cmp.Compare(costs[a.Node], costs[b.Node]) })
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	now := time.Now()
-	if x.roster == nil || !x.known() || x.linked == x.roster && now.Before(x.relinkAt) {
+	if x.roster != of {
+		x.relinkAt = time.Time{} // there are others by now
 		return
 	}
 	x.linked, x.relinkAt = x.roster, now.Add(time.Hour)
@@ -74,8 +88,8 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 		}
 	}
 	want := map[string]bool{}
-	for _, node := range x.roster.neighbours(x.node, "", x.avoided) {
-		want[node] = true
+	for _, m := range wanted {
+		want[m.Node] = true
 	}
 	if len(want) == 0 && len(x.roster.ring) > 1 {
 		x.synced = true // all were tried in vain
@@ -85,7 +99,8 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 			l.cancel()
 		}
 	}
-	for node := range want {
+	for _, to := range wanted {
+		node := to.Node
 		if x.links[node] != nil {
 			continue
 		}
@@ -96,7 +111,6 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		l := &link{cancel: cancel, wake: make(chan struct{}, 1), asked: map[fileHash]time.Time{}}
-		to := x.roster.byNode[node].Member
 		x.links[node] = l
 		running.Go(func() {
 			defer cancel()
@@ -115,6 +129,22 @@ func (x *Exchange) relink(ctx context.Context, running *sync.WaitGroup) {
 			x.rouse()
 		})
 	}
+}
+
+// neighbours returns whose word is wanted, in an order that says nothing, and of
+// which members; nil if it is not time to ask.
+func (x *Exchange) neighbours(now time.Time) ([]Member, *roster) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.roster == nil || !x.known() || x.linked == x.roster && now.Before(x.relinkAt) {
+		return nil, nil
+	}
+	var ms []Member
+	for _, node := range x.roster.neighbours(x.node, "", x.avoided) {
+		ms = append(ms, x.roster.byNode[node].Member)
+	}
+	rand.Shuffle(len(ms), func(i, j int) { ms[i], ms[j] = ms[j], ms[i] })
+	return ms, x.roster
 }
 
 // errShort indicates a peer that ends each stream at once.

@@ -199,6 +199,58 @@ func proxiesTable(w *table, proxies []ads.Client) {
 	}
 }
 
+func newPaths() *cobra.Command {
+	cmd := newListing("paths", "List the ways to the endpoints of services, and what was seen of connections", pathsTable)
+	cmd.Long = `List the ways from this node to the endpoints of services and to whatever else
+somebody on this node has connected to, and what became of these connections.
+
+CLASS is host (the node's own address), local (a pod of this node, as spec.nodeName
+says; "not wired" where no route leads to it), same-l2 (no router between), gateway,
+tunnel, unknown (the route does not tell), or unreachable. COST is the round trip
+that was seen lately, else what is usual for the class. OK and FAILED count the
+connections since the agent began to observe; RTT is the last round trip of a SYN,
+and RETRANSMITS counts segments that were sent again. Parts path and observe of
+fingerpost status say whether the kernel tells all this here.`
+	return cmd
+}
+
+func pathsTable(w *table, paths []agent.PathView) {
+	w.row("ADDRESS", "POD", "NODE", "CLASS", "LINK", "COST", "OK", "FAILED", "RTT", "RETRANSMITS", "REASON")
+	us := func(n int64) string { return (time.Duration(n) * time.Microsecond).String() }
+	for _, p := range paths {
+		class, link, cost := p.Class, p.Link, "none"
+		if p.Wired != nil && !*p.Wired {
+			class += ", not wired"
+		}
+		if p.Via != "" {
+			link += " via " + p.Via
+		}
+		if p.CostUS != nil {
+			cost = us(*p.CostUS)
+		}
+		row := []any{p.Address, p.Pod, p.Node, class, link, cost}
+		if o := p.Observed; o != nil {
+			var failed []string
+			for _, f := range []struct {
+				n    uint64
+				what string
+			}{{o.Refused, "refused"}, {o.TimedOut, "timed out"}, {o.Unreachable, "unreachable"}, {o.GivenUp, "given up"}} {
+				if f.n > 0 {
+					failed = append(failed, fmt.Sprintf("%d %s", f.n, f.what))
+				}
+			}
+			rtt := ""
+			if o.RTTLastUS > 0 {
+				rtt = us(o.RTTLastUS)
+			}
+			row = append(row, o.OK, cmp.Or(strings.Join(failed, ", "), "0"), rtt, o.Retransmits)
+		} else {
+			row = append(row, "", "", "", "")
+		}
+		w.row(append(row, p.Reason)...)
+	}
+}
+
 func newPeers() *cobra.Command {
 	cmd := newListing("peers", "List the agents of other nodes, and how it stands with them", peersTable)
 	cmd.Long = `List the agents of the cluster that this one knows, and how it stands with them.

@@ -74,7 +74,7 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	})
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(), newInject(),
-		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newExplain(),
+		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newPaths(), newExplain(),
 		newRecollect(), newWait(), newCheck(),
 		newXDS(), newVersion(),
 	)
