@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -140,7 +139,6 @@ func newAgent(c Config) (_ *Agent, err error) {
 		"http":      "off: no address",
 		"tracing":   "off: no address",
 		partReports: "off: not elected yet",
-		"locality":  "even",
 		"export":    c.ExportDefault,
 	}
 	if c.Takeover {
@@ -161,9 +159,6 @@ func newAgent(c Config) (_ *Agent, err error) {
 	}
 	if c.Tracing != "" {
 		a.parts["tracing"] = "on"
-	}
-	if c.Locality != "even" {
-		a.parts["locality"] = fmt.Sprintf("even: %s is not built yet", c.Locality)
 	}
 	past := a.restore()
 	a.scheduler = schedule.New(schedule.Options{Limits: limits, Metrics: a.registry})
@@ -197,7 +192,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		Registerer: a.registry,
 	})
 	a.compiler, err = resources.New(resources.Options{
-		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Node: a.only, ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
+		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Here: c.nodeName(), Node: a.only, ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
 		Destination: destination,
 	})
 	if err != nil {
@@ -354,7 +349,10 @@ func (a *Agent) setPart(name, state string) {
 }
 
 func (a *Agent) partStates() map[string]string {
+	locality := a.localityState()
 	a.partsMu.Lock()
 	defer a.partsMu.Unlock()
-	return maps.Clone(a.parts)
+	parts := maps.Clone(a.parts)
+	parts["locality"] = locality
+	return parts
 }

@@ -208,6 +208,7 @@ func (a *Agent) explainService(name string) *Explanation {
 		for _, ep := range s.Endpoints {
 			e.fact(s.Namespace, "%s, %s", ep.String(), a.saysState(&ep, name))
 		}
+		e.spread(a.compiler, s.Namespace, s.Endpoints)
 		if len(s.Endpoints) == 0 {
 			e.fact(s.Namespace, "no endpoint: no pod of the provider is serving")
 		}

@@ -279,6 +279,7 @@ func (c *call) pods() {
 			c.a.paths.explain(&c.Explanation, e.Address+": ", to.Addr(), e.Node)
 		}
 	}
+	c.spread(c.a.compiler, "locality", c.Endpoints)
 	done := map[nodecache.Workload]bool{}
 	for _, o := range c.behind.Provider {
 		if done[o.Workload] {

@@ -218,6 +218,7 @@ func (c *call) share(ch *resources.Choice, s *resources.Share) outcome {
 // standing says who stands behind something that is called and gets the call, or
 // does not and why.
 func (c *call) standing(of, called string, members []resources.MemberView) (absent []string, n, lacking int) {
+	var es []resources.EndpointView
 	for _, m := range members {
 		if m.Absent != "" {
 			pod, why := c.whyBehind(&m, called)
@@ -232,12 +233,13 @@ func (c *call) standing(of, called string, members []resources.MemberView) (abse
 			lacking++
 			state += ", known not to implement " + c.rule.Service
 		}
-		c.Endpoints = append(c.Endpoints, m.EndpointView)
+		c.Endpoints, es = append(c.Endpoints, m.EndpointView), append(es, m.EndpointView)
 		c.fact("endpoint", "%s %s on node %q, %s", m.Address, named(&m), m.Node, state)
 		if o := c.a.dir.Owner(m.Owner); o != nil && !slices.Contains(c.workloads, o.Workload) {
 			c.workloads = append(c.workloads, o.Workload)
 		}
 	}
+	c.spread(c.a.compiler, "locality", es)
 	return absent, n, lacking
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -20,6 +21,7 @@ import (
 // server, in order.
 type feed struct {
 	dir       *nodecache.Directory
+	store     *kube.Store
 	sub       *nodecache.Subscription
 	compiler  *resources.Compiler
 	server    *ads.Server
@@ -29,8 +31,9 @@ type feed struct {
 
 	// mu is held from compiling to publishing, so that updates are published
 	// in the order in which they were made; links are the jobs of descriptors
-	// that are not linked yet. The locks of the directory, the compiler, the
-	// server and the scheduler are taken under it, one after the other.
+	// that are not linked yet. The locks of the store, the
+	// directory, the compiler, the server and the scheduler are taken under
+	// it, one after the other.
 	mu    sync.Mutex
 	links []*schedule.Job
 	// sockets are the paths of unknown.sock that clients have named.
@@ -41,7 +44,7 @@ type feed struct {
 // newFeed returns the agent's, whose other parts stand already.
 func newFeed(a *Agent) *feed {
 	f := &feed{
-		dir: a.dir, sub: a.dir.SubscribeFronts(), compiler: a.compiler, server: a.server, scheduler: a.scheduler, log: a.log,
+		dir: a.dir, store: a.store, sub: a.dir.SubscribeFronts(), compiler: a.compiler, server: a.server, scheduler: a.scheduler, log: a.log,
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fingerpost_transcode_refused_total", Help: "Programs whose descriptors cannot be used for transcoding from JSON.",
 		}),
@@ -80,6 +83,7 @@ func (f *feed) run(ctx context.Context, synced <-chan struct{}) error {
 func (f *feed) flush() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.publish(f.compiler.Relocate(f.dir, f.store.Place()))
 	if keys := f.sub.Poll(); len(keys) > 0 {
 		f.publish(f.compiler.Apply(f.dir, keys))
 	}

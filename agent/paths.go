@@ -32,7 +32,7 @@ const seenLately = 10 * time.Minute
 // does not allow it; nothing then costs more than anything else.
 type paths struct {
 	a        *Agent
-	table    *path.Table // nil: it could not be opened
+	ways     *path.Map // nil: it could not be opened
 	observer atomic.Pointer[observe.Observer]
 	// Why they are off; nil: they are on.
 	noPath, noObserve atomic.Pointer[string]
@@ -41,18 +41,18 @@ type paths struct {
 func newPaths(a *Agent) *paths {
 	p := &paths{a: a}
 	p.noObserve.Store(new(errNotYet.Error()))
-	table, err := path.Open(path.Options{})
+	ways, err := path.Open(path.Options{})
 	if err != nil {
 		p.noPath.Store(new(err.Error()))
 	} else {
-		p.table = table
+		p.ways = ways
 	}
 	return p
 }
 
 func (p *paths) close() {
-	if p.table != nil {
-		p.table.Close()
+	if p.ways != nil {
+		p.ways.Close()
 	}
 }
 
@@ -64,12 +64,12 @@ func (p *paths) run(ctx context.Context) error {
 		p.watch(ctx)
 	}()
 	defer func() { <-observed }()
-	if p.table == nil {
+	if p.ways == nil {
 		p.off(&p.noPath, partPath, *p.noPath.Load())
 		return nil
 	}
 	followed := make(chan error, 1)
-	go func() { followed <- p.table.Run(ctx) }()
+	go func() { followed <- p.ways.Run(ctx) }()
 	select {
 	case <-p.a.source.Synced():
 		if own := p.a.store.Pod(p.a.config.LeaseNamespace, p.a.config.PodName); own != nil && !own.HostNetwork {
@@ -123,11 +123,11 @@ func onOff(why string) string {
 
 // way is the way to an address of a pod of a node.
 func (p *paths) way(addr netip.Addr, node string) path.Path {
-	table := p.table
+	ways := p.ways
 	if p.noPath.Load() != nil {
-		table = nil
+		ways = nil
 	}
-	return table.Of(addr, node != "" && node == p.a.config.nodeName())
+	return ways.Of(addr, node != "" && node == p.a.config.nodeName())
 }
 
 // cost is what a connection to a pod of a node takes: the round trip that was

@@ -3,5 +3,5 @@
 // to a pod), observe (connects and retransmits per destination) and redirect
 // (sending a pod's plain gRPC connections to its sidecar). All of it is optional
 // on a node, each part available or off with a named reason; ADS never depends
-// on it. Identity is built; the rest is not yet.
+// on it.
 package bpf

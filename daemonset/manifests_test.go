@@ -391,19 +391,49 @@ func TestKernelPartsAddTheirCapabilitiesAndMountsAndNothingElse(t *testing.T) {
 		return own
 	})
 	agent.VolumeMounts = slices.DeleteFunc(agent.VolumeMounts, func(m corev1.VolumeMount) bool {
-		own := reflect.DeepEqual(m, corev1.VolumeMount{Name: "cgroup", MountPath: "/host/sys/fs/cgroup", ReadOnly: true}) ||
+		own := reflect.DeepEqual(m, corev1.VolumeMount{Name: "cgroups", MountPath: "/host/sys/fs/cgroup", ReadOnly: true}) ||
 			reflect.DeepEqual(m, corev1.VolumeMount{Name: "bpf", MountPath: filepath.Dir(redirect.DefaultDir)})
 		extra[m.Name] = extra[m.Name] || own
 		return own
 	})
 	with.Template.Spec.Volumes = slices.DeleteFunc(with.Template.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.Name == "cgroup" && v.HostPath.Path == "/sys/fs/cgroup" || v.Name == "bpf" && v.HostPath.Path == "/sys/fs/bpf"
+		return v.Name == "cgroups" && v.HostPath.Path == "/sys/fs/cgroup" || v.Name == "bpf" && v.HostPath.Path == "/sys/fs/bpf"
 	})
-	if !extra["redirect"] || !extra["cgroup"] || !extra["bpf"] {
+	if !extra["redirect"] || !extra["cgroups"] || !extra["bpf"] {
 		t.Errorf("it has only %v", extra)
 	}
 	if !reflect.DeepEqual(with, without) {
 		t.Errorf("more differs:\n%v\nfrom\n%v", with, without)
+	}
+}
+
+func TestComponentObserveAddsTwoCapabilitiesAndSightOfTheCgroups(t *testing.T) {
+	const dir = "testdata/observe"
+	if got, want := names(rendered(t, dir)), names(rendered(t, base)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	with, without := daemonSet(t, dir), daemonSet(t, base)
+	pod := &with.Spec.Template.Spec
+	agent := &pod.Containers[0]
+	if caps := agent.SecurityContext.Capabilities; !slices.Equal(caps.Add, []corev1.Capability{"BPF", "NET_ADMIN"}) {
+		t.Errorf("capabilities added: %v", caps.Add)
+	}
+	agent.SecurityContext.Capabilities.Add = nil
+	for _, m := range agent.VolumeMounts {
+		if m.Name == "cgroups" && !m.ReadOnly {
+			t.Error("the host's cgroups are mounted writable")
+		}
+	}
+	for _, v := range pod.Volumes {
+		if v.Name == "cgroups" && (v.HostPath == nil || v.HostPath.Path != "/sys/fs/cgroup") {
+			t.Errorf("cgroups are %+v", v)
+		}
+	}
+	mounts, volumes := len(agent.VolumeMounts), len(pod.Volumes)
+	agent.VolumeMounts = slices.DeleteFunc(agent.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "cgroups" })
+	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "cgroups" })
+	if len(agent.VolumeMounts) != mounts-1 || len(pod.Volumes) != volumes-1 || !reflect.DeepEqual(with.Spec, without.Spec) {
+		t.Errorf("more differs, or less:\n%v\nfrom\n%v", with.Spec, without.Spec)
 	}
 }
 

@@ -42,8 +42,9 @@ type Front struct {
 	// serve, or its External name. Port 0 is the one port of the slice; the name
 	// has none.
 	Declared []Declared
-	// Export is [Common.Export] of what is declared.
-	Export string
+	// Export is [Common.Export] of what is declared, Locality [Common.Locality].
+	Export   string
+	Locality Locality
 	// Policy is [Common.Policy] of what is declared.
 	Policy *Policy
 	// Ignored says which annotation was ignored and why; empty: none.
@@ -71,7 +72,7 @@ func (f *Front) Equal(g *Front) bool {
 	return f.UID == g.UID && f.Namespace == g.Namespace && f.Name == g.Name && f.Type == g.Type &&
 		f.Headless == g.Headless && f.Selects == g.Selects && f.NotReady == g.NotReady && f.External == g.External &&
 		f.Created.Equal(g.Created) && slices.Equal(f.ClusterIPs, g.ClusterIPs) && slices.Equal(f.Ports, g.Ports) &&
-		f.Ignored == g.Ignored && f.Export == g.Export && f.Policy.Equal(g.Policy) && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
+		f.Ignored == g.Ignored && f.Export == g.Export && f.Locality == g.Locality && f.Policy.Equal(g.Policy) && slices.EqualFunc(f.Declared, g.Declared, Declared.equal)
 }
 
 // Compare orders Services by creationTimestamp, an unknown one last, then by
@@ -245,6 +246,8 @@ type FrontMember struct {
 	// Ports is sorted; empty with AnyPort set means all.
 	Ports   []SlicePort
 	AnyPort bool
+	// Locality is the Service's; a pod has its own.
+	Locality Locality
 }
 
 // Members returns what the slices hold, each pod once: it may stand in two
@@ -255,7 +258,7 @@ func (v *FrontView) Members() []FrontMember {
 	var ms []FrontMember
 	for _, s := range v.Slices {
 		for _, e := range s.Endpoints {
-			ms = append(ms, FrontMember{Endpoint: e, Ports: s.Ports, AnyPort: s.AnyPort})
+			ms = append(ms, FrontMember{Endpoint: e, Ports: s.Ports, AnyPort: s.AnyPort, Locality: v.Locality})
 		}
 	}
 	slices.SortStableFunc(ms, func(a, b FrontMember) int { return cmp.Compare(a.Pod, b.Pod) })

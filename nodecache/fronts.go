@@ -413,6 +413,14 @@ func (d *Directory) Published(uid string) bool {
 	return len(behind) > 0 && !slices.ContainsFunc(behind, func(st *Standing) bool { return !st.NotReady })
 }
 
+// ZoneOf returns the zone of a pod, which need not be in the directory, by the
+// slices that hold it; empty where none says.
+func (d *Directory) ZoneOf(uid string) string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return zoneOf(d.fronts.behind[uid])
+}
+
 // Front returns the view of the Service, nil if there is none.
 func (d *Directory) Front(name Name) *FrontView {
 	d.mu.RLock()

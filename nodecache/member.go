@@ -22,7 +22,11 @@ func (m Member) Zone() string {
 	if m.Pod.Zone != "" {
 		return m.Pod.Zone
 	}
-	for _, st := range m.Behind {
+	return zoneOf(m.Behind)
+}
+
+func zoneOf(behind []*Standing) string {
+	for _, st := range behind {
 		if st.Zone != "" {
 			return st.Zone
 		}

@@ -56,6 +56,8 @@ type Target struct {
 	// ([Common.Host]).
 	Addr netip.AddrPort
 	Pod  *Pod
+	// Zone is [Member.Zone].
+	Zone string
 	// Presumed says why where that is not known of the pod itself; else nil.
 	Presumed *Presumption
 }
@@ -159,11 +161,11 @@ func (o *Owner) Targets(service string) []Target {
 			answered = portsOf(o.Info.For(m.Pod), service)
 		}
 		if port, ok := m.port(service, answered); ok {
-			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod})
+			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod, Zone: m.Zone()})
 		} else if presumed == nil {
 			continue
 		} else if port, ok := m.choose(m.open(presumed.Ports, o.Info)); ok {
-			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod, Presumed: presumed})
+			ts = append(ts, Target{Addr: netip.AddrPortFrom(m.Addr, port), Pod: m.Pod, Zone: m.Zone(), Presumed: presumed})
 		}
 	}
 	return ts

@@ -136,6 +136,8 @@ type Common struct {
 	Export string
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
+	// Locality is what the pod says of who calls it first.
+	Locality Locality
 	// Policy is what the pod says of calls to its workload; nil: nothing.
 	Policy *Policy
 	// Ignored says, one line each, what of the pod's annotations is ignored, and
@@ -206,6 +208,7 @@ func (c *Common) same(d *Common) bool {
 			c.Host == d.Host &&
 			c.Images == d.Images &&
 			c.Export == d.Export &&
+			c.Locality == d.Locality &&
 			slices.Equal(c.Hints, d.Hints) &&
 			slices.EqualFunc(c.Declared, d.Declared, Declared.equal) &&
 			c.Policy.Equal(d.Policy) &&

@@ -75,3 +75,24 @@ func TestPodEqualTakesNilForEmpty(t *testing.T) {
 		t.Error("a declaration more is not seen")
 	}
 }
+
+func TestServiceEqualSeesEveryField(t *testing.T) {
+	full := func() *nodecache.Front {
+		f := front("web", 1)
+		f.ClusterIPs = []netip.Addr{netip.MustParseAddr("10.96.0.1")}
+		f.Ports = []nodecache.FrontPort{{Port: 80}}
+		f.Declared = []nodecache.Declared{{Port: 1, Services: []string{"pkg.D"}}}
+		f.Policy = &nodecache.Policy{}
+		return f
+	}
+	if !full().Equal(full()) {
+		t.Fatal("equal Services are not Equal")
+	}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[nodecache.Front]()) {
+		f := full()
+		change(t, reflect.ValueOf(f).Elem().FieldByIndex(field.Index))
+		if f.Equal(full()) || full().Equal(f) {
+			t.Errorf("Equal does not see %s", field.Name)
+		}
+	}
+}

@@ -68,7 +68,7 @@ func seated(f *Front, uid, at string) *Pod {
 	return &Pod{
 		Common: &Common{
 			Namespace: f.Namespace, Owner: OwnerKey{UID: f.UID}, OwnerName: "Service/" + f.Name,
-			Workload: Workload{Namespace: f.Namespace, Kind: "Service", Name: f.Name}, Export: f.Export, Policy: f.Policy,
+			Workload: Workload{Namespace: f.Namespace, Kind: "Service", Name: f.Name}, Export: f.Export, Locality: f.Locality, Policy: f.Policy,
 		},
 		UID: uid, Name: f.Name + "@" + at, Created: f.Created, HostNetwork: true,
 	}

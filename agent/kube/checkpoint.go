@@ -19,7 +19,7 @@ import (
 // templates, the places, and the pods, which name these by their numbers. Only
 // the version of the program that wrote a section reads it (see Cluster.line),
 // so that no form has to last.
-const podsFormat = "pods 1\n"
+const podsFormat = "pods 2\n"
 
 // encodePods writes records as they say of themselves: what their namespace and
 // Services add is not in it.
@@ -34,7 +34,7 @@ func encodePods(records []*Record) []byte {
 		at, known := ats[r.at]
 		if !known {
 			at = uint64(len(ats))
-			ats[r.at], places = at, appendText(appendText(appendText(places, r.Node), r.Zone), r.at.Value().peer)
+			ats[r.at], places = at, r.at.Value().append(places)
 		}
 		pods = binary.AppendUvarint(binary.AppendUvarint(pods, n), at)
 		pods = appendText(appendText(pods, r.UID), r.Name)
@@ -101,7 +101,7 @@ func decodePods(data []byte) ([]*Record, error) {
 	}
 	ats := make([]unique.Handle[place], r.count())
 	for i := range ats {
-		ats[i] = unique.Make(place{r.text(), r.text(), r.text()})
+		ats[i] = unique.Make(place{r.text(), r.text(), r.text(), r.text()})
 	}
 	records := make([]*Record, r.count())
 	reasons := map[string]string{} // each once

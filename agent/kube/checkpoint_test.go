@@ -20,12 +20,12 @@ import (
 func savedRecord(i int) *Record {
 	pod := servingPod(fmt.Sprintf("p%05d", i), fmt.Sprintf("uid-of-pod-%05d", i), "192.0.2.1")
 	pod.CreationTimestamp = metav1.NewTime(time.Unix(int64(1e9+i), 0))
-	pod.Labels = map[string]string{templateHashLabel: "5d9", zoneLabel: "zone-1"}
+	pod.Labels = map[string]string{templateHashLabel: "5d9", zoneLabel: "zone-1", regionLabel: "region-1"}
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", i%100)
 	pod.Spec.HostNetwork = true
 	pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: "2001:db8::1"})
 	pod.Annotations = map[string]string{
-		GRPCPortAnnotation: "50051,x", ServicesAnnotation: "50052=pkg.A,pkg.B", CollectAnnotation: "true", ExportAnnotation: "b,a,B",
+		GRPCPortAnnotation: "50051,x", ServicesAnnotation: "50052=pkg.A,pkg.B", CollectAnnotation: "true", ExportAnnotation: "b,a,B", LocalityAnnotation: "zone",
 		PeerAnnotation:    "9642 sha256:" + strings.Repeat("5d", 32),
 		RetryOnAnnotation: "unavailable", OutlierAnnotation: "off", KeepaliveAnnotation: "x",
 	}

@@ -10,10 +10,12 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unique"
 
 	goyaml "go.yaml.in/yaml/v2"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
 
@@ -28,7 +30,7 @@ type world struct {
 	slices   map[name]*nodecache.Slice
 	gateway  map[gatewayKey]*gateway.Object
 	optedOut map[string]struct{} // namespaces
-	kept     map[string]int
+	nodes    map[string]topology
 	ignored  map[string]int
 
 	where map[name]string // of pods, for errors
@@ -50,7 +52,7 @@ func newWorld() *world {
 		slices:   map[name]*nodecache.Slice{},
 		gateway:  map[gatewayKey]*gateway.Object{},
 		optedOut: map[string]struct{}{},
-		kept:     map[string]int{},
+		nodes:    map[string]topology{},
 		ignored:  map[string]int{},
 		where:    map[name]string{},
 		uids:     map[string]name{},
@@ -290,11 +292,33 @@ func (w *world) addObject(file, where string, doc json.RawMessage, list typeMeta
 		return w.addService(where, doc)
 	case head.Kind == "EndpointSlice":
 		return w.addSlice(where, doc)
-	case head.group() == gateway.Group:
-		return w.addGateway(where, head.typeMeta, doc)
+	case head.Kind == "Node":
+		return w.addNode(where, doc)
 	}
-	w.kept[head.Kind]++
+	return w.addGateway(where, head.typeMeta, doc)
+}
+
+// addNode reads where a node is.
+func (w *world) addNode(where string, doc json.RawMessage) error {
+	node := &metav1.PartialObjectMetadata{}
+	if err := kjson.Unmarshal(doc, node); err != nil {
+		return fmt.Errorf("%s: is not a Node: %s", where, oneLine(err))
+	}
+	if node.Name == "" {
+		return fmt.Errorf("%s: Node has no metadata.name", where)
+	}
+	w.nodes[node.Name] = topology{node.Labels[zoneLabel], node.Labels[regionLabel]}
 	return nil
+}
+
+// settle lets pods have the labels of their nodes.
+func (w *world) settle() {
+	for _, r := range w.pods {
+		if n := w.nodes[r.Node]; n.zone != "" {
+			r.at = unique.Make(r.at.Value().on(n))
+			r.Zone = r.at.Value().zone
+		}
+	}
 }
 
 func (w *world) addPod(file, where string, doc json.RawMessage) error {

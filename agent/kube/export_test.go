@@ -40,3 +40,6 @@ func (a *Announcer) SeenRight() bool {
 	defer a.mu.Unlock()
 	return a.seen
 }
+
+// Words counts the regions that the store has been told of.
+func (s *Store) Words() int { return len(s.regions) }

@@ -283,6 +283,7 @@ func (f *File) apply(w *world) {
 	for ns := range w.optedOut {
 		f.store.SetNamespace(ns, true)
 	}
+	f.store.setOwn(w.nodes[f.store.node])
 	held := f.store.names()
 	if len(held) == 0 { // nothing can go; what Services say of ports is there first
 		f.addServices(w)
@@ -306,7 +307,7 @@ func (f *File) apply(w *world) {
 	}
 	f.cutServices(w)
 	f.mu.Lock()
-	f.status.Kept, f.status.Ignored = w.kept, w.ignored
+	f.status.Ignored = w.ignored
 	f.status.Error, f.status.Since = "", time.Time{}
 	f.mu.Unlock()
 }
@@ -387,6 +388,7 @@ func (f *File) read() (*world, uint64, error) {
 		}
 		contents[i] = nil
 	}
+	w.settle()
 	return w, sum, nil
 }
 

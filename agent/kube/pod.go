@@ -24,6 +24,8 @@ const (
 	// ExportAnnotation lists the namespaces, separated by commas, whose callers
 	// may reach the services by name alone; "*" is all of them.
 	ExportAnnotation = "fingerpost.dev/export-to"
+	// LocalityAnnotation says who is called first: "even", "zone" or "node".
+	LocalityAnnotation = "fingerpost.dev/locality"
 	// PeerAnnotation is on the pods of agents alone: where this one answers the
 	// others, and with which key; see [ParsePeer].
 	PeerAnnotation = "fingerpost.dev/peer"
@@ -44,7 +46,10 @@ const (
 	revisionHashLabel = "controller-revision-hash"
 	// Argo Rollouts name their ReplicaSets by a label of their own.
 	rolloutsHashLabel = "rollouts-pod-template-hash"
-	zoneLabel         = "topology.kubernetes.io/zone"
+	// The API server copies these two from the node (PodTopologyLabels, on by
+	// default from Kubernetes 1.35).
+	zoneLabel   = "topology.kubernetes.io/zone"
+	regionLabel = "topology.kubernetes.io/region"
 )
 
 // Record is what is kept of one pod. It is immutable.
@@ -58,7 +63,7 @@ type Record struct {
 
 // place is what the pods of one node have in common. The pod of an agent has one
 // for itself, in which its PeerAnnotation stands: other pods have no room for it.
-type place struct{ node, zone, peer string }
+type place struct{ node, zone, region, peer string }
 
 // Notes says, one line each, what of the pod's annotations was ignored and
 // why.
@@ -72,7 +77,7 @@ func Convert(pod *corev1.Pod) *Record { return seePod(pod).record() }
 // record copies what it keeps.
 func (s *seen) record() *Record {
 	var room [1024]byte
-	r := newRecord(templates.get(s.templateKey(room[:0])), unique.Make(place{s.node, s.zone, s.peer}), s.uid, s.name)
+	r := newRecord(templates.get(s.templateKey(room[:0])), unique.Make(place{s.node, s.zone, s.region, s.peer}), s.uid, s.name)
 	r.Created = s.created
 	r.HostNetwork = s.hostNetwork
 	r.Addr, r.More = s.addresses()

@@ -341,7 +341,7 @@ func TestFileSourceReadsRoutesOfEveryVersion(t *testing.T) {
 	const granted, refused = "HTTPRoute prod/a 2 to kube-system/web true", "HTTPRoute prod/a 2 to kube-system/web falseRefNotPermitted"
 	const web = "GRPCRoute default/a 0 to default/web true"
 	x.waitRoutes(t, web, granted)
-	if st := x.src.Status(); st.Routes != "on" || len(st.Kept) > 0 {
+	if st := x.src.Status(); st.Routes != "on" || len(st.Ignored) > 0 {
 		t.Errorf("status %+v", st)
 	}
 	replace(t, path, http+grpc)

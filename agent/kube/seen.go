@@ -15,11 +15,11 @@ type seen struct {
 	created              time.Time
 	deleted              bool
 	// Labels.
-	templateHash, revisionHash, rolloutsHash, zone string
-	grpcPort, services, collect, export            annotation
-	policy                                         policyTexts
-	controlled                                     bool // controller is set
-	controller                                     struct{ kind, name, uid string }
+	templateHash, revisionHash, rolloutsHash, zone, region string
+	grpcPort, services, collect, export, locality          annotation
+	policy                                                 policyTexts
+	controlled                                             bool // controller is set
+	controller                                             struct{ kind, name, uid string }
 
 	node        string
 	peer        string // the annotation of an agent's pod
@@ -49,6 +49,8 @@ func (s *seen) label(key, value string) {
 		s.rolloutsHash = value
 	case zoneLabel:
 		s.zone = value
+	case regionLabel:
+		s.region = value
 	}
 }
 
@@ -62,6 +64,8 @@ func (s *seen) annotation(key, value string) {
 		s.collect = annotation{value, true}
 	case ExportAnnotation:
 		s.export = annotation{value, true}
+	case LocalityAnnotation:
+		s.locality = annotation{value, true}
 	case PeerAnnotation:
 		s.peer = value[:min(len(value), maxPeer)]
 	default:

@@ -83,7 +83,11 @@ func ConvertService(s *corev1.Service) *nodecache.Front {
 // declare reads what the Service says of the places that are no pods.
 func declare(f *nodecache.Front, annotations map[string]string) {
 	text, there := annotations[ServicesAnnotation]
+	locality, prefers := annotations[LocalityAnnotation]
 	if !there {
+		if prefers {
+			f.Ignored = ignored(LocalityAnnotation, locality, "pods say themselves who calls them first: write it on them")
+		}
 		return
 	}
 	var why error
@@ -104,6 +108,12 @@ func declare(f *nodecache.Front, annotations map[string]string) {
 	if why != nil {
 		f.Ignored = ignored(ServicesAnnotation, text, why.Error())
 		return
+	}
+	var bad string
+	if prefers {
+		if f.Locality, bad = parseLocality(locality); bad != "" {
+			f.Ignored = ignored(LocalityAnnotation, locality, bad)
+		}
 	}
 	if to, there := annotations[ExportAnnotation]; there {
 		var bad []string

@@ -48,9 +48,9 @@ type Status struct {
 	// RoutesCurrent tells whether Services, HTTPRoutes and GRPCRoutes are all up
 	// to date, as far as the cluster has them.
 	RoutesCurrent bool
-	// Kept counts objects by kind that were recognised and are not used yet,
-	// Ignored those of unknown kinds. A file source alone has them.
-	Kept, Ignored map[string]int
+	// Ignored counts objects of unknown kinds, by kind. A file source alone has
+	// them.
+	Ignored map[string]int
 }
 
 // stale fills Since, StaleSeconds and Error.

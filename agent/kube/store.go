@@ -36,6 +36,8 @@ type Store struct {
 	mu       sync.RWMutex
 	pods     map[name]*Record
 	here     map[name]*Record    // those of pods that are on node
+	regions  votes               // of all pods
+	own      topology            // of node, by a Node; mostly unknown
 	optedOut map[string]struct{} // namespaces
 }
 
@@ -61,6 +63,7 @@ func NewStore(dir *nodecache.Directory, log *slog.Logger) *Store {
 		unready:  map[string]name{},
 		pods:     map[name]*Record{},
 		here:     map[name]*Record{},
+		regions:  votes{},
 		optedOut: map[string]struct{}{},
 	}
 }
@@ -98,6 +101,10 @@ func (s *Store) Here(f func(*Record) bool) []*Record {
 // put needs mu.
 func (s *Store) put(r *Record) {
 	key := r.key()
+	if old := s.pods[key]; old != nil {
+		s.regions.add(old, -1)
+	}
+	s.regions.add(r, 1)
 	s.pods[key] = r
 	if s.node == "" {
 		return
@@ -208,6 +215,7 @@ func (s *Store) remove(key name, uids []string) {
 		return
 	}
 	delete(s.pods, key)
+	s.regions.add(old, -1)
 	delete(s.here, key)
 	delete(s.unready, old.UID)
 	s.mu.Unlock()

@@ -94,6 +94,9 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 		{cgroup.NotAttached(unix.EBADF, "/cg"), "/cg is not a directory of a cgroup2"},
 		{cgroup.NotAttached(unix.EIO, "/cg"), "the cgroup /cg: input/output error"},
 	} {
+		if os.Geteuid() != 0 && strings.Contains(test.want, "permit") {
+			continue // what is missing then is a capability
+		}
 		if !strings.Contains(test.got.Error(), test.want) || strings.Contains(test.got.Error(), "\n") {
 			t.Errorf("%v, want %q", test.got, test.want)
 		}

@@ -75,7 +75,7 @@ func NotLoaded(err error, needs string) error {
 	switch {
 	case errors.Is(err, unix.EPERM): // the library guesses at a limit of memory
 		return cmp.Or(Capable(), errForbidden)
-	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL) && !(errors.As(err, &refused) && len(refused.Log) > 0):
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL) && (!errors.As(err, &refused) || len(refused.Log) == 0):
 		return fmt.Errorf("the kernel, %s, lacks what is needed; %s has it (%w)", Kernel(), needs, err)
 	case errors.As(err, &refused):
 		return fmt.Errorf("the verifier of the kernel, %s, refuses the program: %w", Kernel(), refused.Cause)

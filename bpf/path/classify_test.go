@@ -190,11 +190,11 @@ func TestRoutesOfNetworkPlugins(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			h.ip(test.setup)
-			table := h.open(path.Options{})
+			ways := h.open(path.Options{})
 			// The kernel is late to say that a link has lost its carrier.
 			harness.Eventually(t, soon, func() error {
-				table.Forget()
-				got, want := table.Of(netip.MustParseAddr(test.to), test.local), test.want
+				ways.Forget()
+				got, want := ways.Of(netip.MustParseAddr(test.to), test.local), test.want
 				if !strings.Contains(got.Reason, want.Reason) || (got.Reason == "") != (want.Reason == "") {
 					return fmt.Errorf("%v: reason %q, want %q", got, got.Reason, want.Reason)
 				}
@@ -220,9 +220,9 @@ func TestCostFollowsClass(t *testing.T) {
 	}
 }
 
-// Without a table spec.nodeName still says what is local, and nothing is cut off.
-func TestNoTable(t *testing.T) {
-	var none *path.Table
+// Without a map spec.nodeName still says what is local, and nothing is cut off.
+func TestNoMap(t *testing.T) {
+	var none *path.Map
 	if p := none.Of(netip.MustParseAddr("10.1.0.5"), true); p.Class != path.Local || !p.Wired {
 		t.Errorf("local: %v", p)
 	}

@@ -48,26 +48,26 @@ func (h *host) batch(lines string) (out string, err error) {
 	return said.String(), err
 }
 
-// open makes the host's table, which is not run.
-func (h *host) open(o path.Options) *path.Table {
+// open makes the host's map, which is not run.
+func (h *host) open(o path.Options) *path.Map {
 	h.t.Helper()
-	var table *path.Table
-	if err := h.Do(func() (err error) { table, err = path.Open(o); return err }); err != nil {
+	var ways *path.Map
+	if err := h.Do(func() (err error) { ways, err = path.Open(o); return err }); err != nil {
 		h.t.Fatal(err)
 	}
-	h.t.Cleanup(table.Close)
-	return table
+	h.t.Cleanup(ways.Close)
+	return ways
 }
 
-// run runs a table until the test ends.
-func run(t testing.TB, table *path.Table) {
+// run runs a map until the test ends.
+func run(t testing.TB, ways *path.Map) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- table.Run(ctx) }()
+	go func() { done <- ways.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("the table ended: %v", err)
+			t.Errorf("the map ended: %v", err)
 		}
 	})
 }

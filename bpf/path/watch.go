@@ -19,14 +19,14 @@ const (
 
 // Run forgets what is known whenever something changes, within 200 ms, and each
 // minute, until ctx ends. It returns an error where the kernel says no more what
-// changes; the table must not be used then.
-func (t *Table) Run(ctx context.Context) error {
+// changes; the map must not be used then.
+func (m *Map) Run(ctx context.Context) error {
 	changed, ended := make(chan struct{}, 1), make(chan error, 1)
-	go func() { ended <- t.receive(changed) }()
+	go func() { ended <- m.receive(changed) }()
 	defer func() {
-		t.events.Close() // ends receive
+		m.events.Close() // ends receive
 		if ended != nil {
-			<-ended
+			_ = <-ended // it was closed here
 		}
 	}()
 	tick := time.NewTicker(resync)
@@ -40,9 +40,9 @@ func (t *Table) Run(ctx context.Context) error {
 			}
 		case <-due:
 			due = nil
-			t.forget()
+			m.forget()
 		case <-tick.C:
-			t.forget()
+			m.forget()
 		case err := <-ended:
 			ended = nil
 			return err
@@ -55,9 +55,9 @@ func (t *Table) Run(ctx context.Context) error {
 // receive says that something has changed for each message, unless that was said
 // and not yet heard. A message that was lost for want of room says the same
 // (vishvananda/netlink#477: a loop that ends on ENOBUFS hears of nothing again).
-func (t *Table) receive(changed chan<- struct{}) error {
+func (m *Map) receive(changed chan<- struct{}) error {
 	for {
-		_, _, err := t.events.Receive()
+		_, _, err := m.events.Receive()
 		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			return err
 		}

@@ -12,16 +12,16 @@ import (
 	"github.com/fingerpost/fingerpost/test/harness"
 )
 
-// changes a test makes; each with what the table must come to say.
-func TestTableFollowsChanges(t *testing.T) {
+// changes a test makes; each with what the map must come to say.
+func TestMapFollowsChanges(t *testing.T) {
 	h := newHost(t)
 	h.ip(uplink + pod("cali1"))
-	table := h.open(path.Options{})
-	run(t, table)
+	ways := h.open(path.Options{})
+	run(t, ways)
 	is := func(to string, local bool, want path.Class, wired bool) {
 		t.Helper()
 		harness.Eventually(t, soon, func() error {
-			if p := table.Of(netip.MustParseAddr(to), local); p.Class != want || p.Wired != wired {
+			if p := ways.Of(netip.MustParseAddr(to), local); p.Class != want || p.Wired != wired {
 				return fmt.Errorf("%s: %v, want %s, wired %t", to, p, want, wired)
 			}
 			return nil
@@ -47,22 +47,22 @@ func TestTableFollowsChanges(t *testing.T) {
 }
 
 // 10,000 routes change while the socket that tells of it has room for a few: the
-// table is right afterwards, and follows what comes later (vishvananda/netlink#477).
+// map is right afterwards, and follows what comes later (vishvananda/netlink#477).
 func TestBurstOfChangesUnderASmallReceiveBuffer(t *testing.T) {
 	const routes = 10000
 	h := newHost(t)
 	h.ip(uplink + vxlan)
-	table := h.open(path.Options{ReceiveBuffer: 4096})
-	if size, err := unix.GetsockoptInt(table.Events(), unix.SOL_SOCKET, unix.SO_RCVBUF); err != nil || size > 16384 {
+	ways := h.open(path.Options{ReceiveBuffer: 4096})
+	if size, err := unix.GetsockoptInt(ways.Events(), unix.SOL_SOCKET, unix.SO_RCVBUF); err != nil || size > 16384 {
 		t.Fatalf("the receive buffer has %d bytes (%v)", size, err)
 	}
-	run(t, table)
+	run(t, ways)
 	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)}) }
 	all := func(want path.Class) {
 		t.Helper()
 		harness.Eventually(t, soon, func() error {
 			for i := range routes {
-				if p := table.Of(addr(i), false); p.Class != want {
+				if p := ways.Of(addr(i), false); p.Class != want {
 					return fmt.Errorf("%s: %v, want %s", addr(i), p, want)
 				}
 			}
@@ -84,7 +84,7 @@ func TestBurstOfChangesUnderASmallReceiveBuffer(t *testing.T) {
 	all(path.Gateway)
 	h.ip("route add unreachable 10.2.0.7/32\n")
 	harness.Eventually(t, soon, func() error {
-		if p := table.Of(addr(7), false); p.Class != path.Unreachable {
+		if p := ways.Of(addr(7), false); p.Class != path.Unreachable {
 			return fmt.Errorf("after the bursts: %v", p)
 		}
 		return nil
@@ -104,11 +104,11 @@ func BenchmarkClassify500(b *testing.B) {
 		fmt.Fprintf(&lines, "route add %s/32 dev cali1 scope link\n", a)
 	}
 	h.ip(lines.String())
-	table := h.open(path.Options{})
+	ways := h.open(path.Options{})
 	for b.Loop() {
-		table.Forget()
+		ways.Forget()
 		for _, a := range pods {
-			if p := table.Of(a, true); !p.Wired {
+			if p := ways.Of(a, true); !p.Wired {
 				b.Fatal(p)
 			}
 		}

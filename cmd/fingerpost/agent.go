@@ -82,7 +82,7 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	for _, name := range limitFlags {
 		_ = f.SetAnnotation(name, ownEnvironment, []string{""})
 	}
-	f.StringVar(&c.Locality, "locality", c.Locality, "how endpoints are preferred: even, zone or node")
+	f.StringVar(&c.Locality, "locality", c.Locality, "whom to call first where the pods do not say: even (nobody), zone or node; see docs/locality.md")
 	f.StringVar(&c.Tracing, "tracing", c.Tracing, "send the sidecars' spans to otlp:`ADDR`; empty: off")
 	f.StringVar(&c.ExportDefault, "export-default", c.ExportDefault, "namespaces that see a service without an annotation: none or all")
 	f.BoolVar(&c.RequireIdentity, "require-identity", c.RequireIdentity, "refuse clients whose pod the kernel does not prove; needs CAP_NET_ADMIN, see part identity of fingerpost status")

@@ -144,7 +144,7 @@ func (c *Compiler) pairOf(name string, scope xds.Scope, make func() *clusterv3.C
 	}
 	b := &backend{
 		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return make() }, old.cluster, u),
-		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, old.cla, u),
+		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return c.locality.assignment(name, es) }, old.cla, u),
 		policy:  policy,
 	}
 	if b.cluster == nil || b.cla == nil {

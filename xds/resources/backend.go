@@ -140,7 +140,7 @@ func (r *refresh) place(m nodecache.FrontMember, port nodecache.FrontPort, grpc 
 // placeAt is place for a port of the member itself.
 func (r *refresh) placeAt(m nodecache.FrontMember, target uint16, grpc string) (endpoint, Absence) {
 	if m.Pod == "" {
-		return withoutPod(m.Endpoint, target)
+		return withoutPod(m, target)
 	}
 	pod, ok := r.dir.Member(m.Pod)
 	if !ok || pod.Shadowed || pod.State == nodecache.Absent || !pod.Addr.IsValid() {
@@ -149,7 +149,7 @@ func (r *refresh) placeAt(m nodecache.FrontMember, target uint16, grpc string) (
 	if grpc != "" && r.owner(pod.Owner).Lacks(pod.Pod, target, grpc) {
 		return endpoint{}, Lacking
 	}
-	return endpoint{addr: netip.AddrPortFrom(pod.Addr, target), pod: pod.Pod}, ""
+	return endpoint{addr: netip.AddrPortFrom(pod.Addr, target), pod: pod.Pod, zone: pod.Zone()}, ""
 }
 
 // targetOf returns the port of the member to which the Service's port leads:
@@ -166,7 +166,7 @@ func targetOf(m nodecache.FrontMember, port nodecache.FrontPort) (uint16, bool) 
 
 // withoutPod is an endpoint that somebody wrote by hand. Of its addresses the
 // first counts (EndpointSlice API, "addresses").
-func withoutPod(e nodecache.Endpoint, port uint16) (endpoint, Absence) {
+func withoutPod(e nodecache.FrontMember, port uint16) (endpoint, Absence) {
 	state := nodecache.Serving
 	if !e.Ready {
 		state = nodecache.Draining
@@ -177,5 +177,8 @@ func withoutPod(e nodecache.Endpoint, port uint16) (endpoint, Absence) {
 	case state == nodecache.Draining && (!e.Serving || !e.Terminating):
 		return endpoint{}, NotReady
 	}
-	return endpoint{addr: netip.AddrPortFrom(e.Addrs[0], port), pod: &nodecache.Pod{State: state, Addr: e.Addrs[0]}}, ""
+	return endpoint{
+		addr: netip.AddrPortFrom(e.Addrs[0], port), zone: e.Zone,
+		pod: &nodecache.Pod{State: state, Addr: e.Addrs[0], Common: &nodecache.Common{Locality: e.Locality}},
+	}, ""
 }

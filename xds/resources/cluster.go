@@ -7,7 +7,6 @@ import (
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	upstreamv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -56,7 +55,7 @@ func hostCluster(name string, e endpoint, p *nodecache.Policy) *clusterv3.Cluste
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_LOGICAL_DNS}
 	c.EdsClusterConfig = nil
 	c.DnsLookupFamily = clusterv3.Cluster_ALL
-	c.LoadAssignment = assignment(name, []endpoint{e})
+	c.LoadAssignment = (&locality{}).assignment(name, []endpoint{e})
 	return c
 }
 
@@ -122,34 +121,4 @@ func outliers(p *nodecache.Policy) *clusterv3.OutlierDetection {
 	}
 	outliersOf(o, p)
 	return o
-}
-
-// assignment writes endpoints, which are sorted and without duplicates, as one
-// locality: every endpoint gets the same share. Without a Serving one the
-// Draining ones are written as healthy: they are all there is.
-func assignment(name string, endpoints []endpoint) *endpointv3.ClusterLoadAssignment {
-	cla := &endpointv3.ClusterLoadAssignment{ClusterName: name}
-	if len(endpoints) == 0 {
-		return cla
-	}
-	serving := anyServing(endpoints)
-	lbs := make([]*endpointv3.LbEndpoint, len(endpoints))
-	for i, e := range endpoints {
-		health := corev3.HealthStatus_HEALTHY
-		if serving && !e.serving() {
-			health = corev3.HealthStatus_DRAINING
-		}
-		lbs[i] = &endpointv3.LbEndpoint{
-			HealthStatus: health,
-			HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{
-				Address: e.address(),
-			}},
-		}
-	}
-	cla.Endpoints = []*endpointv3.LocalityLbEndpoints{{
-		Locality:            &corev3.Locality{},
-		LbEndpoints:         lbs,
-		LoadBalancingWeight: number(uint32(len(lbs))),
-	}}
-	return cla
 }

@@ -36,12 +36,14 @@ type Options struct {
 	// Tracing is otlp:HOST:PORT, the OpenTelemetry collector to which sidecars
 	// send spans over gRPC; empty for none.
 	Tracing string
-	// Locality is even (or empty), zone or node. Only even is built: every
-	// endpoint gets the same share. The others are taken and mean even.
+	// Locality is even (or empty), zone or node: which endpoints are called first
+	// where their pods do not say.
 	Locality string
 	// ExportAll exports every service whose pods say nothing of it to all
 	// namespaces.
 	ExportAll bool
+	// Here is the node of the clients; empty if it is not known.
+	Here string
 	// Node is the one node whose pods are asked what they serve; empty if those
 	// of all nodes are.
 	Node string
@@ -61,8 +63,8 @@ type Directory interface {
 
 // Compiler turns changed owners into changed resources. It is driven from
 // outside: every method returns at once. All methods are safe for concurrent
-// use; the updates of [Compiler.Apply], [Compiler.Fronts] and
-// [Compiler.Namespace] must be
+// use; the updates of [Compiler.Apply], [Compiler.Fronts],
+// [Compiler.Relocate] and [Compiler.Namespace] must be
 // published in the order in which they were made, that of [Compiler.Initial]
 // touches other resources and may be published at any time.
 type Compiler struct {
@@ -88,10 +90,11 @@ type Compiler struct {
 	unlinked   []*nodecache.PortInfo             // of programs, and not handed out yet
 	// aliases are the clusters by Service names, by the namespace of clients that
 	// have all, then by Service and name.
-	aliases map[string]map[nodecache.Name]map[string]*backend
-	wants   wants
-	dials   map[dialID]*dial // what gRPC programs ask for
-	current bool             // see Current
+	aliases  map[string]map[nodecache.Name]map[string]*backend
+	wants    wants
+	dials    map[dialID]*dial // what gRPC programs ask for
+	current  bool             // see Current
+	locality locality
 }
 
 // owner is what was last compiled of an owner.
@@ -103,10 +106,9 @@ type owner struct {
 // New returns a compiler that knows no owner. It returns an error if an option
 // makes no sense.
 func New(o Options) (*Compiler, error) {
-	switch o.Locality {
-	case "", "even", "zone", "node":
-	default:
-		return nil, fmt.Errorf("locality %q is not even, zone or node", o.Locality)
+	unsaid, err := parseLocality(o.Locality)
+	if err != nil {
+		return nil, err
 	}
 	traces, err := parseTracing(o.Tracing)
 	if err != nil {
@@ -130,6 +132,7 @@ func New(o Options) (*Compiler, error) {
 		programs:   map[string]*program{},
 		aliases:    map[string]map[nodecache.Name]map[string]*backend{},
 		wants:      newWants(),
+		locality:   locality{unsaid: unsaid, node: o.Here},
 		dials:      map[dialID]*dial{},
 	}
 	if c.destination == nil {
@@ -347,7 +350,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	}
 	switch {
 	case host == "":
-		s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, s.cla, u)
+		s.cla = c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return c.locality.assignment(name, es) }, s.cla, u)
 	case s.cla != nil:
 		// A client keeps what it has until its new cluster is ready.
 		u.Remove = append(u.Remove, s.cla.ID)

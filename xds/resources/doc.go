@@ -13,6 +13,10 @@
 //	namespace   ──▶                                         and the namespace
 //	options     ──▶ Listener  egress, egress6; Cluster fingerpost-tracing
 //
+// The endpoints of a CLA are in the order in which the clients of this node are to
+// call them, by the policies and places of their pods and the place of the node:
+// package nodecache, Locality.
+//
 // What routes say of calls to a Service is decided by package routetable. A
 // backend is compiled once for all namespaces; those with clients whose tables
 // name it have it.

@@ -308,7 +308,7 @@ func (r *refresh) compile(name nodecache.Name, changed map[backendID]struct{}) {
 		b := &backend{
 			cluster: r.c.build(xds.ID{Type: xds.Cluster, Name: id.String()}, func() proto.Message { return backendCluster(id, port, p) }, old.cluster, &u),
 			cla: r.c.build(xds.ID{Type: xds.Endpoint, Name: id.String()}, func() proto.Message {
-				return assignment(id.String(), r.behind(r.view(name), port, id.grpc))
+				return r.c.locality.assignment(id.String(), r.behind(r.view(name), port, id.grpc))
 			}, old.cla, &u),
 			policy: policy,
 		}

@@ -49,6 +49,7 @@ type endpoint struct {
 	addr     netip.AddrPort // the port alone where there is a host
 	host     string         // a DNS name; the provider has no other endpoint
 	pod      *nodecache.Pod
+	zone     string // empty where nobody says
 	presumed bool
 }
 
@@ -209,7 +210,7 @@ func endpoints(name string, owners []*nodecache.Owner) []endpoint {
 	for _, o := range owners {
 		for _, t := range o.Targets(name) {
 			if t.Pod.State != nodecache.Absent && (t.Addr.IsValid() || t.Pod.Host != "") && t.Addr.Port() != 0 {
-				es = append(es, endpoint{addr: t.Addr, host: t.Pod.Host, pod: t.Pod, presumed: t.Presumed != nil})
+				es = append(es, endpoint{addr: t.Addr, host: t.Pod.Host, pod: t.Pod, zone: t.Zone, presumed: t.Presumed != nil})
 			}
 		}
 	}

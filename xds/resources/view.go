@@ -36,14 +36,14 @@ type EndpointView struct {
 	Pod     string `json:"pod"` // namespace/name; empty where the address has no pod
 	Node    string `json:"node"`
 	// State is serving or draining, or [StatePresumed].
-	State  string             `json:"state"`
-	Owner  nodecache.OwnerKey `json:"-"`
-	byName bool
+	State string             `json:"state"`
+	Owner nodecache.OwnerKey `json:"-"`
+	of    endpoint
 }
 
 // ByName tells whether it is a host that clients resolve themselves, by what
 // stands in the cluster: there are no endpoints to be sent.
-func (e *EndpointView) ByName() bool { return e.byName }
+func (e *EndpointView) ByName() bool { return e.of.host != "" }
 
 // String says where it is.
 func (e *EndpointView) String() string {
@@ -100,7 +100,7 @@ func (s *service) view(id serviceID) ServiceView {
 }
 
 func (e endpoint) view() EndpointView {
-	v := EndpointView{Address: e.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner, byName: e.host != ""}
+	v := EndpointView{Address: e.String(), Node: e.pod.Node, State: e.state(), Owner: e.pod.Owner, of: e}
 	if e.pod.Name != "" && e.host == "" {
 		v.Pod = e.pod.String()
 	}

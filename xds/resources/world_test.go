@@ -32,7 +32,13 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	c, err := resources.New(resources.Options{Report: func(id xds.ID, err error) { t.Errorf("%v: %v", id, err) }})
+	return newWorldOf(t, resources.Options{})
+}
+
+func newWorldOf(t testing.TB, o resources.Options) *world {
+	t.Helper()
+	o.Report = func(id xds.ID, err error) { t.Errorf("%v: %v", id, err) }
+	c, err := resources.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -24,10 +23,7 @@ type caller struct {
 	timeout, every time.Duration
 
 	unary, failed, messages, cut, open, slowest atomic.Int64
-
-	// mu guards who has answered, by what was to be called.
-	mu       sync.Mutex
-	answered map[string]map[string]bool
+	answered                                    sync.Map // keys: what was to be called, and a pod that has answered
 }
 
 // run calls until ctx ends, and then lets the running calls end.
@@ -39,9 +35,7 @@ func (c *caller) run(ctx context.Context, target string, callers, streams int) e
 		}
 	}()
 	var all sync.WaitGroup
-	c.answered = map[string]map[string]bool{}
 	for _, what := range c.services {
-		c.answered[what] = map[string]bool{}
 		service, at, ok := strings.Cut(what, "@")
 		if !ok {
 			at = target
@@ -105,9 +99,7 @@ func (c *caller) say(conn *grpc.ClientConn, what, service string) {
 	}
 	c.unary.Add(1)
 	pod, _, _ := strings.Cut(answer, ": ")
-	c.mu.Lock()
-	c.answered[what][pod] = true
-	c.mu.Unlock()
+	c.answered.Store([2]string{what, pod}, true)
 	for old := c.slowest.Load(); took > old && !c.slowest.CompareAndSwap(old, took); old = c.slowest.Load() {
 	}
 }
@@ -155,11 +147,13 @@ func failure(kind, service, server string, ms int64, err error) Line {
 
 func (c *caller) tally() {
 	answered := map[string][]string{}
-	c.mu.Lock()
-	for what, pods := range c.answered {
-		answered[what] = slices.Sorted(maps.Keys(pods))
+	for key := range c.answered.Range {
+		who := key.([2]string)
+		answered[who[0]] = append(answered[who[0]], who[1])
 	}
-	c.mu.Unlock()
+	for _, pods := range answered {
+		slices.Sort(pods)
+	}
 	c.write(Line{Kind: "tally", Tally: &Tally{
 		Unary: c.unary.Load(), Failed: c.failed.Load(), Messages: c.messages.Load(),
 		Cut: c.cut.Load(), Open: c.open.Load(), SlowestMillis: c.slowest.Swap(0), Answered: answered,

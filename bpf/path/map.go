@@ -21,10 +21,10 @@ const (
 	interrupted = 3
 )
 
-// Table knows the ways from this host. It is safe for concurrent use; nil is one
-// that knows nothing. A [Table] that is not run answers too, but what it has
+// Map knows the ways from this host. It is safe for concurrent use; nil is one
+// that knows nothing. A [Map] that is not run answers too, but what it has
 // answered once it never asks again.
-type Table struct {
+type Map struct {
 	handle *netlink.Handle
 	events *nl.NetlinkSocket
 
@@ -41,51 +41,51 @@ type key struct {
 	local bool
 }
 
-// Options configures a [Table].
+// Options configures a [Map].
 type Options struct {
 	// ReceiveBuffer is the size in bytes of the socket that says what changes; 0
 	// is the system's. It need not hold all that changes at once.
 	ReceiveBuffer int
 }
 
-// Open returns the table of the network namespace of this thread, which should be
+// Open returns the map of the network namespace of this thread, which should be
 // the host's: in a pod's own everything is behind one gateway. The caller runs
 // and closes it.
-func Open(o Options) (*Table, error) {
-	t := &Table{known: map[key]Path{}}
+func Open(o Options) (*Map, error) {
+	m := &Map{known: map[key]Path{}}
 	var err error
-	t.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+	m.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE)
 	if err != nil {
 		return nil, fmt.Errorf("the kernel's routes cannot be followed: %w", err)
 	}
 	if o.ReceiveBuffer > 0 {
-		if err := t.events.SetReceiveBufferSize(o.ReceiveBuffer, false); err != nil {
-			t.events.Close()
+		if err := m.events.SetReceiveBufferSize(o.ReceiveBuffer, false); err != nil {
+			m.events.Close()
 			return nil, err
 		}
 	}
-	if t.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		t.events.Close()
+	if m.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		m.events.Close()
 		return nil, fmt.Errorf("the kernel cannot be asked for routes: %w", err)
 	}
-	if err := t.handle.SetSocketTimeout(answer); err != nil {
-		t.Close()
+	if err := m.handle.SetSocketTimeout(answer); err != nil {
+		m.Close()
 		return nil, err
 	}
-	return t, nil
+	return m, nil
 }
 
-// Close gives back what the table holds, once Run has ended.
-func (t *Table) Close() {
-	t.events.Close()
-	t.handle.Close()
+// Close gives back what the map holds, once Run has ended.
+func (m *Map) Close() {
+	m.events.Close()
+	m.handle.Close()
 }
 
 // Of returns the way to an address, IPv4, IPv6 or IPv4-mapped, which is of a pod
 // of this node or not, as spec.nodeName says.
-func (t *Table) Of(to netip.Addr, local bool) Path {
-	if t == nil {
+func (m *Map) Of(to netip.Addr, local bool) Path {
+	if m == nil {
 		if local {
 			return Path{Class: Local, Wired: true}
 		}
@@ -93,10 +93,10 @@ func (t *Table) Of(to netip.Addr, local bool) Path {
 	}
 	to = to.Unmap()
 	k := key{to, local}
-	t.mu.Lock()
-	p, ok := t.known[k]
-	era, links := t.era, t.links
-	t.mu.Unlock()
+	m.mu.Lock()
+	p, ok := m.known[k]
+	era, links := m.era, m.links
+	m.mu.Unlock()
 	if ok {
 		return p
 	}
@@ -105,11 +105,11 @@ func (t *Table) Of(to netip.Addr, local bool) Path {
 	}
 	if links == nil {
 		var err error
-		if links, err = t.readLinks(); err != nil {
+		if links, err = m.readLinks(); err != nil {
 			return Path{Reason: "the kernel's links cannot be read: " + err.Error()}
 		}
 	}
-	routes, err := t.handle.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	routes, err := m.handle.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	switch refusal, ok := refused(err, local); {
 	case ok:
 		p = refusal
@@ -120,21 +120,21 @@ func (t *Table) Of(to netip.Addr, local bool) Path {
 	default:
 		p = classify(&routes[0], local, links)
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	// What was asked before a change may not outlive it.
-	if t.era == era {
-		t.links, t.known[k] = links, p
+	if m.era == era {
+		m.links, m.known[k] = links, p
 	}
 	return p
 }
 
-func (t *Table) readLinks() (map[int]link, error) {
+func (m *Map) readLinks() (map[int]link, error) {
 	var list []netlink.Link
 	var err error
 	for range interrupted {
 		// One that changed meanwhile has gaps, and is old by that change anyway.
-		if list, err = t.handle.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if list, err = m.handle.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}
@@ -150,10 +150,10 @@ func (t *Table) readLinks() (map[int]link, error) {
 }
 
 // forget makes all that is known old.
-func (t *Table) forget() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.era++
-	t.links = nil
-	clear(t.known)
+func (m *Map) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.era++
+	m.links = nil
+	clear(m.known)
 }
