@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,6 +63,7 @@ type Agent struct {
 	compiler *resources.Compiler
 	feed     *feed
 	callers  *callers
+	redirect *redirection // nil: not asked for
 	paths    *paths
 	server   *ads.Server
 	follower *report.Follower
@@ -146,6 +148,15 @@ func newAgent(c Config) (_ *Agent, err error) {
 		a.parts[partReports] = "off: a file source has no API server"
 	}
 	a.parts["identity"] = a.callers.state(c.RequireIdentity)
+	a.parts[partRedirect] = "off: not asked for (--redirect)"
+	var destination func(netip.Addr) (netip.AddrPort, bool)
+	var joined func(*corev3.Node, ads.Caller)
+	if c.Redirect {
+		a.redirect = newRedirection(a)
+		a.parts[partRedirect] = a.redirect.state
+		destination, joined = a.redirect.destination, a.redirect.joined
+		a.registry.MustRegister(a.redirect)
+	}
 	if c.Tracing != "" {
 		a.parts["tracing"] = "on"
 	}
@@ -172,6 +183,7 @@ func newAgent(c Config) (_ *Agent, err error) {
 		View: a.view,
 
 		RequireIdentity: c.RequireIdentity,
+		Joined:          joined,
 
 		Pod:        a.podOf,
 		Refused:    func(r ads.Refusal) { told.refused(r); rejected(r) },
@@ -181,12 +193,17 @@ func newAgent(c Config) (_ *Agent, err error) {
 	})
 	a.compiler, err = resources.New(resources.Options{
 		EgressPort: uint16(c.EgressPort), Tracing: c.Tracing, Locality: c.Locality, Here: c.nodeName(), Node: a.only, ExportAll: c.ExportDefault == "all", Report: a.refused, Witness: told,
+		Destination: destination,
 	})
 	if err != nil {
 		a.close()
 		return nil, err
 	}
 	a.feed = newFeed(a)
+	if a.redirect != nil {
+		// What a sidecar brings stays until it is known what the numbers mean.
+		a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{resources.ScopeCapture: xds.Failed}})
+	}
 	a.follower = a.newFollower()
 	a.registry.MustRegister(&gauges{a}, a.invalid, pathMetrics{a.paths})
 	return a, nil
@@ -254,6 +271,9 @@ func (a *Agent) run(ctx context.Context) error {
 	g.Go(func() error { return a.keep(ctx, g, a.front.Load()) })
 	g.Go(func() error { return serveHTTP(ctx, a.instance, a.admin()) })
 	g.Go(func() error { return a.expire(ctx) })
+	if a.redirect != nil {
+		g.Go(func() error { return a.redirect.run(ctx) })
+	}
 	if a.peers != nil {
 		g.Go(func() error { return a.peers.run(ctx) })
 	}

@@ -34,6 +34,11 @@ type Config struct {
 	StateDir    string // empty: off
 	EgressPort  int
 
+	// Redirect lets connections of pods whose sidecar listens for them go there.
+	Redirect       bool
+	RedirectCgroup string // where programs are attached; empty: where the node's pods are
+	RedirectDir    string // where programs and maps are pinned; empty: redirect.DefaultDir
+
 	// CollectScope is node or cluster; empty: node, with the last resort.
 	CollectScope string
 

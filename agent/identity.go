@@ -53,7 +53,12 @@ func (c *callers) Prove(conn net.Conn) ads.Caller {
 		who.Pending = p.Pending
 		return who
 	}
-	return ads.Caller{Identity: ads.Identity{Pod: p.Pod.String(), Method: string(p.Method)}}
+	who := ads.Caller{Identity: ads.Identity{Pod: p.Pod.String(), Method: string(p.Method)}}
+	// Without it the caller's connections are not redirected, and that is all.
+	if o, err := identity.OriginOf(socket); err == nil {
+		who.Network, who.User = o.Network, o.User
+	}
+	return who
 }
 
 // state is what status says of the part.

@@ -9,9 +9,10 @@ var descAvailable = prometheus.NewDesc("fingerpost_bpf_available",
 // it is on.
 func (a *Agent) kernelParts() map[string]string {
 	return map[string]string{
-		"identity":  a.callers.why,
-		partPath:    why(&a.paths.noPath),
-		partObserve: why(&a.paths.noObserve),
+		"identity":   a.callers.why,
+		partPath:     why(&a.paths.noPath),
+		partObserve:  why(&a.paths.noObserve),
+		partRedirect: a.redirect.reason(),
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/fingerpost/fingerpost/bpf/redirect"
 )
 
 func agentPod(t *testing.T) (corev1.PodSpec, corev1.Container) {
@@ -363,6 +365,45 @@ func TestComponentIdentityAddsOneCapabilityAndNothingElse(t *testing.T) {
 	capabilities.Add = nil
 	if !reflect.DeepEqual(with.Spec, without.Spec) {
 		t.Errorf("more differs:\n%v\nfrom\n%v", with.Spec, without.Spec)
+	}
+}
+
+// The parts that ask something of the kernel: each component adds what
+// docs/operations.md says, and the base and the production overlay have none of it.
+func TestKernelPartsAddTheirCapabilitiesAndMountsAndNothingElse(t *testing.T) {
+	const dir = "overlays/kernel"
+	if got, want := names(rendered(t, dir)), names(rendered(t, production)); !slices.Equal(got, want) {
+		t.Errorf("objects are\n%v\nwant\n%v", got, want)
+	}
+	with, without := daemonSet(t, dir).Spec, daemonSet(t, production).Spec
+	agent, plain := &with.Template.Spec.Containers[0], &without.Template.Spec.Containers[0]
+	if add := agent.SecurityContext.Capabilities.Add; !slices.Equal(add, []corev1.Capability{"BPF", "NET_ADMIN"}) {
+		t.Errorf("capabilities added: %v", add)
+	}
+	agent.SecurityContext.Capabilities.Add = nil
+	if add := plain.SecurityContext.Capabilities.Add; len(add) > 0 {
+		t.Errorf("the production overlay adds %v", add)
+	}
+	extra := map[string]bool{}
+	agent.Env = slices.DeleteFunc(agent.Env, func(e corev1.EnvVar) bool {
+		own := e.Name == "FINGERPOST_REDIRECT" && e.Value == "true"
+		extra["redirect"] = extra["redirect"] || own
+		return own
+	})
+	agent.VolumeMounts = slices.DeleteFunc(agent.VolumeMounts, func(m corev1.VolumeMount) bool {
+		own := reflect.DeepEqual(m, corev1.VolumeMount{Name: "cgroups", MountPath: "/host/sys/fs/cgroup", ReadOnly: true}) ||
+			reflect.DeepEqual(m, corev1.VolumeMount{Name: "bpf", MountPath: filepath.Dir(redirect.DefaultDir)})
+		extra[m.Name] = extra[m.Name] || own
+		return own
+	})
+	with.Template.Spec.Volumes = slices.DeleteFunc(with.Template.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Name == "cgroups" && v.HostPath.Path == "/sys/fs/cgroup" || v.Name == "bpf" && v.HostPath.Path == "/sys/fs/bpf"
+	})
+	if !extra["redirect"] || !extra["cgroups"] || !extra["bpf"] {
+		t.Errorf("it has only %v", extra)
+	}
+	if !reflect.DeepEqual(with, without) {
+		t.Errorf("more differs:\n%v\nfrom\n%v", with, without)
 	}
 }
 

@@ -259,6 +259,22 @@ func (c *Checkpoint) Save(infos []SavedInfo, past []SavedPast, pods Unit) error 
 	return c.replace(m)
 }
 
+// Remove removes the file, and what stands beside it under its name: its lock,
+// files that were set aside or not finished. It returns what it removed. A writer
+// that comes later begins anew.
+func (c *Checkpoint) Remove() (removed []string, err error) {
+	beside, _ := filepath.Glob(c.path() + ".*") // the directory's name may be no pattern; then there is none
+	for _, path := range append(beside, c.path()) {
+		switch failed := os.Remove(path); {
+		case failed == nil:
+			removed = append(removed, path)
+		case !errors.Is(failed, fs.ErrNotExist):
+			err = errors.Join(err, failed)
+		}
+	}
+	return removed, err
+}
+
 // read returns the sections of the file, nil where there is none.
 func (c *Checkpoint) read() ([]section, error) {
 	f, err := os.Open(c.path())

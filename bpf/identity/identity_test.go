@@ -502,3 +502,45 @@ func BenchmarkAccept(b *testing.B) {
 		}
 	})
 }
+
+// The kernel's word of where a connection was made: the network's cookie is that
+// of the caller's own, and the uid that of its process.
+func TestOriginIsTheCallers(t *testing.T) {
+	n := newNode(t)
+	cookie := func(network *harness.Network) (v uint64) {
+		t.Helper()
+		if err := network.Do(func() error {
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			v, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	a, b := n.pod("a", "10.14.0.2"), n.pod("b", "10.14.0.3")
+	seen := map[uint64]bool{}
+	for _, network := range []*harness.Network{n.Network, a, b} {
+		o, err := identity.OriginOf(n.from(network))
+		if err != nil || o.Network != cookie(network) || o.Network == 0 || o.User != uint32(os.Getuid()) {
+			t.Errorf("%+v, %v, want network %d", o, err, cookie(network))
+		}
+		seen[o.Network] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("%d cookies of 3 networks", len(seen))
+	}
+	if os.Getuid() != 0 {
+		return // it can be nobody else
+	}
+	c := command(t, "client "+n.path)
+	c.SysProcAttr.Credential = &syscall.Credential{Uid: 15001, Gid: 15001}
+	c.run(a.Start).do()
+	if o, err := identity.OriginOf(n.accept()); err != nil || o.User != 15001 || o.Network != cookie(a) {
+		t.Errorf("%+v, %v", o, err)
+	}
+}

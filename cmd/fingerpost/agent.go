@@ -10,6 +10,7 @@ import (
 
 	"github.com/fingerpost/fingerpost/agent"
 	"github.com/fingerpost/fingerpost/agent/kube"
+	"github.com/fingerpost/fingerpost/bpf/redirect"
 )
 
 // gcPercent is what GOGC is where the environment does not set it.
@@ -85,6 +86,9 @@ What calls the agent's clients make to pods is plaintext HTTP/2.`,
 	f.StringVar(&c.Tracing, "tracing", c.Tracing, "send the sidecars' spans to otlp:`ADDR`; empty: off")
 	f.StringVar(&c.ExportDefault, "export-default", c.ExportDefault, "namespaces that see a service without an annotation: none or all")
 	f.BoolVar(&c.RequireIdentity, "require-identity", c.RequireIdentity, "refuse clients whose pod the kernel does not prove; needs CAP_NET_ADMIN, see part identity of fingerpost status")
+	f.BoolVar(&c.Redirect, "redirect", c.Redirect, "send connections of pods to gRPC services to their sidecar, where that listens for them; needs CAP_BPF, CAP_NET_ADMIN, cgroup2 and a bpf file system, see part redirect of fingerpost status")
+	f.StringVar(&c.RedirectCgroup, "redirect-cgroup", c.RedirectCgroup, "`directory` of the cgroup2 whose processes are redirected (default: the one that holds the node's pods)")
+	f.StringVar(&c.RedirectDir, "redirect-dir", c.RedirectDir, "`directory` on a bpf file system where programs and maps are pinned (default "+redirect.DefaultDir+")")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 	complete(cmd, "source", "kube", "file:")

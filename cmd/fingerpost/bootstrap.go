@@ -37,6 +37,8 @@ POD_NAME.`,
 				return usageError("--api %q: say delta or sotw", o.API)
 			case o.Clusters == "on-demand" && o.API == "sotw":
 				return usageError("--clusters on-demand needs --api delta: the state-of-the-world protocol has no clusters on demand")
+			case o.Redirect && (o.API == "sotw" || o.Clusters == "all"):
+				return usageError("--redirect needs clusters on demand: the addresses that may be called cannot all have clusters from the start")
 			case o.NodeID == "":
 				return usageError("--node-id is needed: say NAMESPACE/NAME of the pod, or set POD_NAMESPACE and POD_NAME")
 			}
@@ -57,6 +59,7 @@ POD_NAME.`,
 	f.StringVar(&o.NodeID, "node-id", podID(), "`NAMESPACE/NAME` of the pod")
 	f.StringVar(&o.Clusters, "clusters", "", "which clusters the sidecar has: on-demand, at the first call to each, or all from the start (default on-demand with delta, all with sotw; gRPC clients ask for what they dial)")
 	f.StringVar(&o.API, "api", "delta", "delta or sotw; gRPC clients always speak sotw")
+	f.BoolVar(&o.Redirect, "redirect", false, "let Envoy listen for connections that the agent redirects (agent --redirect); on 0.0.0.0:15002, where only those are taken")
 	f.StringVar(&o.AdminSocket, "admin-socket-envoy", "", "`path` of a unix socket for Envoy's admin interface (default: none)")
 	complete(cmd, "format", "envoy", "grpc")
 	complete(cmd, "clusters", "on-demand", "all")

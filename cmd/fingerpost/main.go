@@ -75,7 +75,7 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 	root.AddCommand(
 		newAgent(), newBootstrap(), newDemo(), newInject(),
 		newStatus(), newServices(), newOwners(), newProxies(), newPeers(), newPaths(), newExplain(),
-		newRecollect(), newWait(), newCheck(),
+		newRecollect(), newWait(), newCheck(), newUninstall(),
 		newXDS(), newVersion(),
 	)
 	checkArgs(root)

@@ -52,6 +52,9 @@ func readTruth(t testing.TB) (truth, error) {
 	}
 	for i := range list.Items {
 		p := &list.Items[i]
+		if p.Labels["claims"] != "" {
+			continue // another workload has its services' names, it is called by its Service
+		}
 		for _, s := range serves(p) {
 			row := fmt.Sprintf("%s %s:50051 %s/%s %s", s, p.Status.PodIP, p.Namespace, p.Name, p.Spec.NodeName)
 			switch {

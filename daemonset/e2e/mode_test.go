@@ -3,11 +3,28 @@
 package e2e_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 )
+
+// redirected tells whether callers dial Services and know of no sidecar.
+func redirected() bool { return os.Getenv("MODE") == "redirect" }
+
+// shopping is what is called, and who calls it.
+func shopping(t testing.TB) string {
+	text := read(t, "shop.yaml")
+	if !redirected() {
+		return text
+	}
+	by := strings.NewReplacer("call, -services, \"shop.v1.Cart,shop.v1.Stock,shop.v1.Solo\"",
+		"call, -services, \"shop.v1.Cart@cart.shop.svc.cluster.local:50051,shop.v1.Stock@cart.shop.svc.cluster.local:50051,shop.v1.Solo@solo.shop.svc.cluster.local:50051\"")
+	return by.Replace(text) + "---\n" + read(t, "services.yaml")
+}
 
 // overlay is what MODE installs; without MODE, what the README says.
 func overlay() string {
@@ -65,5 +82,58 @@ func proved(t testing.TB) error {
 			return fmt.Errorf("the sidecar of %s is %+v to its agent", id, got.Identity)
 		}
 	}
+	if redirected() {
+		return redirects(t)
+	}
 	return nil
+}
+
+// redirects says on which node connections of the caller do not go to its sidecar:
+// one to each of two Services, at least.
+func redirects(t testing.TB) error {
+	for node, ready := range nodes(t) {
+		if !ready {
+			continue
+		}
+		text, err := fingerpost(t, node, "status", "-o", "json")
+		if err != nil {
+			return err
+		}
+		var status struct {
+			Parts map[string]string `json:"parts"`
+		}
+		if err := json.Unmarshal([]byte(text), &status); err != nil {
+			return err
+		}
+		for _, part := range []string{"identity", "path", "observe", "redirect"} {
+			if state, _, _ := strings.Cut(status.Parts[part], ":"); state != "on" {
+				return fmt.Errorf("part %s of the agent of %s is %q", part, node, status.Parts[part])
+			}
+		}
+		n, err := metric(t, node, `fingerpost_redirect_connections_total{outcome="redirected4"}`)
+		if err != nil {
+			return err
+		}
+		if n < 2 {
+			return fmt.Errorf("on %s %v connections went to a sidecar", node, n)
+		}
+	}
+	return nil
+}
+
+// metric reads one series of a node's agent, from the node.
+func metric(t testing.TB, node, series string) (float64, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), ripe)
+	defer cancel()
+	text, err := run(ctx, "", "docker", "exec", node, "bash", "-c",
+		`exec 3<>/dev/tcp/127.0.0.1/9641; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3`)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, series+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(value), 64)
+		}
+	}
+	return 0, fmt.Errorf("the agent of %s has no %s", node, series)
 }

@@ -15,7 +15,7 @@ if [ -n "${MODE:-}" ]; then
 		echo "MODE=$MODE is none of: $(ls daemonset/e2e/modes | tr '\n' ' ')" >&2
 		exit 2
 	}
-	ONLY=${ONLY:-'^(TestFirstCallOnAFreshCluster|TestDrainOfEachWorker|TestRollingUpdates|TestRollingUpdateOfTheAgents)$'}
+	ONLY=${ONLY:-'^(TestFirstCallOnAFreshCluster|TestDrainOfEachWorker|TestRollingUpdates|TestRollingUpdateOfTheAgents|TestRedirected.*|TestUninstall.*)$'}
 fi
 
 make --no-print-directory image IMAGE=fingerpost:kind
@@ -28,4 +28,10 @@ bin/image -o bin/workload-image.tar -name workload:kind -entrypoint /workload bi
 $cluster up
 $cluster load bin/fingerpost-image.tar bin/envoy-image.tar bin/workload-image.tar
 eval "$($cluster env)"
+if [ "${MODE:-}" = redirect ]; then
+	# On a node that is a machine systemd mounts it.
+	for node in $(kubectl get nodes -o name); do
+		docker exec "${node#node/}" sh -c 'mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf'
+	done
+fi
 go test -tags kind -v -count 1 -timeout 60m ${ONLY:+-run "$ONLY"} ./daemonset/e2e

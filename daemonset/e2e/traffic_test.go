@@ -23,11 +23,12 @@ type line struct {
 	Server  string    `json:"server"`
 	Millis  int64     `json:"ms"`
 	Tally   *struct {
-		Unary    int64 `json:"unary"`
-		Failed   int64 `json:"failed"`
-		Messages int64 `json:"messages"`
-		Open     int64 `json:"open"`
-		Slowest  int64 `json:"slowest_ms"`
+		Unary    int64               `json:"unary"`
+		Failed   int64               `json:"failed"`
+		Messages int64               `json:"messages"`
+		Open     int64               `json:"open"`
+		Slowest  int64               `json:"slowest_ms"`
+		Answered map[string][]string `json:"answered"`
 	} `json:"tally"`
 }
 

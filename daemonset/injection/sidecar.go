@@ -104,6 +104,7 @@ func sidecar(image string, resources corev1.ResourceRequirements) (corev1.Contai
 		AdminSocket:  AdminSocket,
 		ReadyAddress: bootstrap.PodAddress,
 		ReadyPort:    ReadyPort,
+		Redirect:     true,
 	})
 	if err != nil {
 		return corev1.Container{}, err

@@ -165,6 +165,7 @@ func TestEveryFlagOfTheAgentParsesAndIsListed(t *testing.T) {
 		"--egress-port=15001", "--collect-scope=node",
 		"--collect-limit=1", "--peer-fetch-limit=2", "--transcode-limit=3", "--work-limit=1000",
 		"--locality=zone", "--tracing=otlp:127.0.0.1:4317", "--export-default=all", "--require-identity",
+		"--redirect", "--redirect-cgroup=" + dir, "--redirect-dir=" + dir + "/pins",
 		"--log-format=json", "--log-level=debug",
 	}
 	help, errs, code := run(t, "agent", "--help")
@@ -187,7 +188,7 @@ func TestEveryFlagOfTheAgentParsesAndIsListed(t *testing.T) {
 			t.Errorf("part %s is %q, want on or off: reason", part, state)
 		}
 	}
-	for _, part := range []string{"peers", "checkpoint", "takeover", "identity", "http", "tracing"} {
+	for _, part := range []string{"peers", "checkpoint", "takeover", "identity", "redirect", "http", "tracing"} {
 		if st.Parts[part] == "" {
 			t.Errorf("status does not speak of %s: %v", part, st.Parts)
 		}

@@ -33,6 +33,11 @@ type EnvoyOptions struct {
 	// --use-dynamic-base-id. The admin interface of a parent ends when its child
 	// is ready, and the parent itself after --parent-shutdown-time-s.
 	HotRestart bool
+	// Network is the network namespace in which Envoy runs; nil: that of the test.
+	// The admin interface is to be on a unix socket then.
+	Network *Network
+	// User is the uid and gid with which Envoy runs; 0: those of the test.
+	User uint32
 	// Refuses says that the test sends what Envoy is to refuse. Otherwise the
 	// test fails if Envoy has refused an update when it is stopped.
 	Refuses bool
@@ -79,7 +84,19 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 	if !opts.HotRestart {
 		args = append(args, "--disable-hot-restart")
 	}
-	p, err := start(dir, "envoy", bin, args...)
+	if opts.User != 0 {
+		// The tools' directory may be closed to others.
+		own := filepath.Join(dir, "envoy")
+		err := os.Link(bin, own)
+		if err == nil {
+			err = os.Chown(dir, int(opts.User), int(opts.User))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		bin = own
+	}
+	p, err := startAs(opts.Network, opts.User, dir, "envoy", bin, args...)
 	if err != nil {
 		t.Fatal(err)
 	}

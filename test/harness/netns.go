@@ -147,6 +147,19 @@ func (n *Network) Wire(t testing.TB, name string, pod *Network, addrs ...string)
 	}
 }
 
+// Default routes what the namespace has no other route for by its link eth0, whose
+// other end is to have it.
+func (n *Network) Default(t testing.TB) {
+	t.Helper()
+	link, err := n.LinkByName("eth0")
+	if err == nil {
+		err = n.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Scope: netlink.SCOPE_LINK})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Bridge makes a bridge whose network the prefix's address, the host's own, is in.
 func (n *Network) Bridge(t testing.TB, name, prefix string) {
 	t.Helper()

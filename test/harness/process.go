@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netns"
+
 	"github.com/fingerpost/fingerpost/tools"
 )
 
@@ -52,6 +54,12 @@ type process struct {
 
 // start runs a program with its output in dir/<name>.log.
 func start(dir, name, path string, args ...string) (*process, error) {
+	return startAs(nil, 0, dir, name, path, args...)
+}
+
+// startAs runs it in a network namespace, or with nil in that of the test, and as
+// the user, or with 0 as who runs the test.
+func startAs(network *Network, user uint32, dir, name, path string, args ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -62,13 +70,23 @@ func start(dir, name, path string, args ...string) (*process, error) {
 	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if user != 0 {
+		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user, Gid: user}
+	}
 	started := make(chan error)
 	go func() {
 		// Pdeathsig is sent when the thread ends that started the process, so
 		// this one must stay until the process has gone.
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
+		var err error
+		if network != nil {
+			err = netns.Set(network.ns) // the thread ends with its goroutine
+		} else {
+			defer runtime.UnlockOSThread()
+		}
+		if err == nil {
+			err = p.cmd.Start()
+		}
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()

@@ -28,6 +28,11 @@ type Callers interface {
 type Caller struct {
 	// Identity names the pod if it is proved, else the reason.
 	Identity
+	// Network is the cookie of the caller's network namespace (SO_NETNS_COOKIE,
+	// Linux 5.14), and User the uid of its process, as the host counts it
+	// (SO_PEERCRED, unix(7)); Network 0: neither is known.
+	Network uint64
+	User    uint32
 	// Pending is set where nothing is proved because the pod is not known: it
 	// may soon.
 	Pending bool

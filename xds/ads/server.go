@@ -31,6 +31,10 @@ type Options struct {
 	// one was. An error ends the stream with
 	// INVALID_ARGUMENT and the error's text. Nil means [xds.Shared] for all.
 	View func(node *corev3.Node, delta bool) (View, error)
+	// Joined hears who is at the other end of a stream, with the node of View,
+	// when that is known. It is called with the server's locks free and must not
+	// block. Nil: nobody hears of it.
+	Joined func(*corev3.Node, Caller)
 	// Pod returns "namespace/name" of the pod that a node stands for, "" if
 	// it is not known. Nil means unknown for all. It is called with the
 	// server's locks free.

@@ -242,6 +242,9 @@ func (st *stream) introduce(node *corev3.Node) error {
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	if st.s.opts.Joined != nil {
+		st.s.opts.Joined(node, who)
+	}
 	sees := st.s.see(&view)
 	st.s.told(&who, id)
 	st.mu.Lock()

@@ -57,6 +57,10 @@ type Options struct {
 	ReadyAddress string
 	// ReadyPort is a TCP port; it must be given with a ReadyAddress.
 	ReadyPort uint16
+	// Redirect lets Envoy listen for redirected connections, where the agent of
+	// its node redirects some. It needs clusters on demand. gRPC programs take no
+	// notice of it.
+	Redirect bool
 }
 
 // The environment variables from which a bootstrap that stands in the spec of a
@@ -98,6 +102,8 @@ func (o *Options) check() (namespace string, err error) {
 		return "", fmt.Errorf("api %q is not delta or sotw", o.API)
 	case o.Clusters == "on-demand" && o.API == "sotw":
 		return "", ErrSotWOnDemand
+	case o.Redirect && o.Clusters != "on-demand":
+		return "", errors.New("redirected connections need clusters on demand")
 	case o.ReadyAddress != "" && o.ReadyPort == 0:
 		return "", errors.New("a ready address needs a ready port")
 	}
@@ -131,6 +137,9 @@ func (o *Options) node(namespace string) *corev3.Node {
 	}
 	if o.Clusters == "on-demand" {
 		meta[resources.MetaUnknown] = structpb.NewStringValue(o.unknownSocket())
+	}
+	if o.Redirect {
+		meta[resources.MetaRedirect] = structpb.NewStringValue("true")
 	}
 	return &corev3.Node{
 		Id: o.NodeID,

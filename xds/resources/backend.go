@@ -77,10 +77,16 @@ func portOf(f *nodecache.Front, port uint16) (nodecache.FrontPort, bool) {
 // from those who call it so, as if it were dialled directly. Nothing in it
 // follows the pods.
 func backendCluster(id backendID, port nodecache.FrontPort, p *nodecache.Policy) *clusterv3.Cluster {
-	c := cluster(id.String(), p)
 	if id.grpc == "" && !port.GRPC() {
-		c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream(p))
+		return callersCluster(id.String(), p)
 	}
+	return cluster(id.String(), p)
+}
+
+// callersCluster speaks what the caller speaks.
+func callersCluster(name string, p *nodecache.Policy) *clusterv3.Cluster {
+	c := cluster(name, p)
+	c.TypedExtensionProtocolOptions[httpProtocolOptions] = pack(callersUpstream(p))
 	return c
 }
 

@@ -26,6 +26,7 @@ const (
 	MetaClusters = "fingerpost.dev/clusters" // all or on-demand
 	MetaUnknown  = "fingerpost.dev/unknown"  // path of unknown.sock, with on-demand
 	MetaIPv6     = "fingerpost.dev/ipv6"     // true: listen on ::1 too
+	MetaRedirect = "fingerpost.dev/redirect" // true: listen for redirected connections too, with on-demand
 )
 
 // scopeIPv6 holds egress6. Where IPv6 is off, that listener would be a
@@ -37,6 +38,10 @@ const (
 	scopeOnDemand     xds.Scope = "on-demand"
 	scopeOnDemandIPv6 xds.Scope = "on-demand/ipv6"
 )
+
+// ScopeCapture holds the listener for redirected connections. The evidence of
+// what their numbers mean is its own: see [Compiler.Renumbered].
+const ScopeCapture xds.Scope = "capture"
 
 // Client is what a client says of itself in its node.
 type Client struct {
@@ -50,6 +55,9 @@ type Client struct {
 	// not say.
 	UnknownSocket string
 	IPv6          bool
+	// Redirect is set where connections of the client's pod may be redirected to
+	// it.
+	Redirect bool
 	// Warnings says, one line each, what of the client's wishes is not met.
 	Warnings []string
 }
@@ -95,6 +103,10 @@ func ParseClient(node *corev3.Node) (Client, error) {
 		} else {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("%s %.120q is no absolute path of at most %d bytes", MetaUnknown, path, maxSocketPath))
 		}
+	}
+	if c.Redirect = meta[MetaRedirect].GetStringValue() == "true"; c.Redirect && !c.OnDemand {
+		c.Redirect = false
+		c.Warnings = append(c.Warnings, fmt.Sprintf("%s needs clusters on demand (%s): a cluster for each address that may be called cannot be there from the start", MetaRedirect, MetaClusters))
 	}
 	c.Shape = Shape
 	switch s := meta[MetaShape].GetStringValue(); s {
@@ -142,6 +154,9 @@ func (c Client) scopes(form Form) []xds.Scope {
 	}
 	if c.IPv6 {
 		scopes = append(scopes, ipv6)
+	}
+	if c.Redirect && form.OnDemand() {
+		scopes = append(scopes, ScopeCapture)
 	}
 	return scopes
 }

@@ -3,6 +3,7 @@ package resources
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -25,6 +26,13 @@ type Options struct {
 	// EgressPort is the TCP port of the listener egress; 0 is
 	// [DefaultEgressPort].
 	EgressPort uint16
+	// CapturePort is the TCP port of the listener capture; 0 is
+	// [DefaultCapturePort].
+	CapturePort uint16
+	// Destination says which destination has the number, a loopback address, to
+	// which a connection was redirected; nil: none has one. It must return at
+	// once, and must not call the compiler. See [Compiler.Renumbered].
+	Destination func(netip.Addr) (netip.AddrPort, bool)
 	// Tracing is otlp:HOST:PORT, the OpenTelemetry collector to which sidecars
 	// send spans over gRPC; empty for none.
 	Tracing string
@@ -62,9 +70,12 @@ type Directory interface {
 type Compiler struct {
 	report  func(xds.ID, error)
 	initial []*xds.Resource // read-only
+	capture *xds.Resource   // the listener; read-only
 	all     bool            // Options.ExportAll; read-only
 	node    string          // Options.Node; read-only
 	witness Witness         // read-only
+	// destination is Options.Destination; read-only.
+	destination func(netip.Addr) (netip.AddrPort, bool)
 
 	// mu guards what follows. Nothing that can block happens under it.
 	mu         sync.RWMutex
@@ -104,10 +115,13 @@ func New(o Options) (*Compiler, error) {
 		return nil, err
 	}
 	c := &Compiler{
-		report:     o.Report,
-		all:        o.ExportAll,
-		node:       o.Node,
-		witness:    o.Witness,
+		report:  o.Report,
+		all:     o.ExportAll,
+		node:    o.Node,
+		witness: o.Witness,
+
+		destination: o.Destination,
+
 		exports:    newExports(),
 		owners:     map[nodecache.OwnerKey]*owner{},
 		services:   map[serviceID]*service{},
@@ -121,6 +135,9 @@ func New(o Options) (*Compiler, error) {
 		locality:   locality{unsaid: unsaid, node: o.Here},
 		dials:      map[dialID]*dial{},
 	}
+	if c.destination == nil {
+		c.destination = func(netip.Addr) (netip.AddrPort, bool) { return netip.AddrPort{}, false }
+	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {
 		id xds.ID
@@ -130,6 +147,10 @@ func New(o Options) (*Compiler, error) {
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeIPv6}, egress(egress6Name, "::1", port, traces.provider(), false)},
 		{xds.ID{Type: xds.Listener, Name: egressName, Scope: scopeOnDemand}, egress(egressName, "127.0.0.1", port, traces.provider(), true)},
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeOnDemandIPv6}, egress(egress6Name, "::1", port, traces.provider(), true)},
+	}
+	if c.capture, err = xds.NewResource(xds.ID{Type: xds.Listener, Name: captureName, Scope: ScopeCapture},
+		capture(cmp.Or(o.CapturePort, DefaultCapturePort), traces.provider())); err != nil {
+		return nil, err
 	}
 	if traces != nil {
 		constants = append(constants, struct {

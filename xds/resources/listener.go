@@ -31,7 +31,9 @@ const (
 
 // taken tells whether a sidecar's listener has the name. A service of that
 // name gets no API listener, which would stand in for the sidecar's own.
-func taken(service string) bool { return service == egressName || service == egress6Name }
+func taken(service string) bool {
+	return service == egressName || service == egress6Name || service == captureName
+}
 
 // egress is the socket to which an application sends its calls. Whatever is
 // changed here makes Envoy drain the listener: GOAWAY at once, streams cut

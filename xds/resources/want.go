@@ -35,6 +35,8 @@ type wants struct {
 	// Who depends on a Service, there or not, and on an address.
 	byService map[nodecache.Name]map[*want]struct{}
 	byAddr    map[netip.Addr]map[*want]struct{}
+	// redirected are those of redirected calls.
+	redirected map[*want]struct{}
 	// stale are those whose address's pod changed.
 	stale map[*want]struct{}
 	// fallbacks counts who needs what stands in for a name.
@@ -48,6 +50,7 @@ type wantID struct{ namespace, name string }
 type want struct {
 	wantID
 	authority, service string
+	number             netip.Addr // in place of the authority; of redirected calls
 	users              int
 	place              place    // as last found
 	made               *backend // nil while the name leads nowhere
@@ -57,13 +60,18 @@ type want struct {
 func newWants() wants {
 	return wants{
 		byName: map[wantID]*want{}, byService: map[nodecache.Name]map[*want]struct{}{},
-		byAddr: map[netip.Addr]map[*want]struct{}{}, stale: map[*want]struct{}{}, fallbacks: map[xds.ID]int{},
+		byAddr: map[netip.Addr]map[*want]struct{}{}, redirected: map[*want]struct{}{}, stale: map[*want]struct{}{}, fallbacks: map[xds.ID]int{},
 	}
 }
 
 // parseWanted reads the name of a cluster that a client of the namespace may
-// ask for: authority is empty where it is that of a gRPC service alone.
+// ask for: authority is empty where it is that of a gRPC service alone, or of
+// redirected calls.
 func parseWanted(namespace, name string) (authority, service string, ok bool) {
+	if strings.HasPrefix(name, toPrefix) {
+		_, service, ok = parseTo(name)
+		return "", service, ok
+	}
 	if rest, at := strings.CutPrefix(name, atPrefix); at {
 		i := strings.LastIndexByte(rest, '/')
 		if i < 0 || i > longestAuthority {
@@ -91,11 +99,14 @@ func (c *Compiler) Want(dir Services, namespace, socket string, names []string, 
 			continue
 		}
 		var w *want
-		if strings.HasPrefix(name, atPrefix) {
+		if strings.HasPrefix(name, atPrefix) || strings.HasPrefix(name, toPrefix) {
 			id := wantID{namespace, name}
 			if w = c.wants.byName[id]; w == nil {
 				w = &want{wantID: id, authority: authority, service: service}
 				c.wants.byName[id] = w
+				if w.number, _, ok = parseTo(name); ok {
+					c.wants.redirected[w] = struct{}{}
+				}
 				r.makeWanted(w, &u)
 			}
 			w.users++
@@ -141,6 +152,7 @@ func (c *Compiler) unwant(w *want, u *xds.Update) {
 		w.publish(nil, u)
 		delete(c.wants.byName, w.wantID)
 		delete(c.wants.stale, w)
+		delete(c.wants.redirected, w)
 	}
 }
 
@@ -210,13 +222,26 @@ func (r *refresh) makeWanted(w *want, u *xds.Update) {
 		r.makeDial(w.dial, u)
 		return
 	}
-	host, port := splitAuthority(w.authority)
-	p := r.find(w.namespace, host, port)
+	var p place
+	if !w.number.IsValid() {
+		host, port := splitAuthority(w.authority)
+		p = r.find(w.namespace, host, port)
+	} else if to, ok := r.c.destination(w.number); ok {
+		p.port = to.Port()
+		r.findAddr(&p, to.Addr().Unmap())
+	} else {
+		p.reason = "the number is no destination's"
+	}
 	r.c.wants.depend(w, p)
 	var made *backend
 	if p.reason == "" {
 		if crowd := r.crowd(&p, w.service); !crowd.refuses(w.service) {
-			made = r.c.pair(w.name, xds.DemandScope(w.namespace), crowd.endpoints(w.service), r.policy(&p, crowd, w.made), w.made, u)
+			policy, write := r.policy(&p, crowd, w.made), cluster
+			if w.service == "" {
+				write = callersCluster
+			}
+			made = r.c.pairOf(w.name, xds.DemandScope(w.namespace), func() *clusterv3.Cluster { return write(w.name, policy) },
+				crowd.endpoints(w.service), policy, w.made, u)
 		}
 	}
 	w.publish(made, u)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,31 +19,43 @@ import (
 // caller makes unary calls and keeps streams open, all the time.
 type caller struct {
 	*out
-	services       []string
+	services       []string // each with @HOST:PORT, or not
 	timeout, every time.Duration
 
-	conn *grpc.ClientConn // set by run, before others read it
-
 	unary, failed, messages, cut, open, slowest atomic.Int64
+	answered                                    sync.Map // keys: what was to be called, and a pod that has answered
 }
 
 // run calls until ctx ends, and then lets the running calls end.
 func (c *caller) run(ctx context.Context, target string, callers, streams int) error {
-	conn, err := grpc.NewClient("passthrough:"+target, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		// A sidecar that starts is asked again soon.
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	c.conn = conn
+	conns := map[string]*grpc.ClientConn{}
+	defer func() {
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	}()
 	var all sync.WaitGroup
-	for _, service := range c.services {
+	for _, what := range c.services {
+		service, at, ok := strings.Cut(what, "@")
+		if !ok {
+			at = target
+		}
+		conn := conns[at]
+		if conn == nil {
+			var err error
+			conn, err = grpc.NewClient("passthrough:"+at, grpc.WithTransportCredentials(insecure.NewCredentials()),
+				// A sidecar that starts is asked again soon.
+				grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+			if err != nil {
+				return err
+			}
+			conns[at] = conn
+		}
 		for range callers {
-			all.Go(func() { c.repeat(ctx, func() { c.say(service) }) })
+			all.Go(func() { c.repeat(ctx, func() { c.say(conn, what, service) }) })
 		}
 		for range streams {
-			all.Go(func() { c.repeat(ctx, func() { c.chat(ctx, service) }) })
+			all.Go(func() { c.repeat(ctx, func() { c.chat(ctx, conn, service) }) })
 		}
 	}
 	tick := time.NewTicker(time.Second)
@@ -73,11 +86,11 @@ func (c *caller) repeat(ctx context.Context, f func()) {
 
 // say makes one unary call. It does not end with the client, so that what is
 // counted is what the mesh did.
-func (c *caller) say(service string) {
+func (c *caller) say(conn *grpc.ClientConn, what, service string) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
 	defer cancel()
 	start := time.Now()
-	_, err := demo.Say(ctx, c.conn, service)
+	answer, err := demo.Say(ctx, conn, service)
 	took := time.Since(start).Milliseconds()
 	if err != nil {
 		c.failed.Add(1)
@@ -85,12 +98,14 @@ func (c *caller) say(service string) {
 		return
 	}
 	c.unary.Add(1)
+	pod, _, _ := strings.Cut(answer, ": ")
+	c.answered.Store([2]string{what, pod}, true)
 	for old := c.slowest.Load(); took > old && !c.slowest.CompareAndSwap(old, took); old = c.slowest.Load() {
 	}
 }
 
 // chat opens a stream and talks on it until it breaks or ctx ends.
-func (c *caller) chat(ctx context.Context, service string) {
+func (c *caller) chat(ctx context.Context, conn *grpc.ClientConn, service string) {
 	own, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	whole, end := context.WithCancel(ctx)
@@ -100,7 +115,7 @@ func (c *caller) chat(ctx context.Context, service string) {
 		c.cut.Add(1)
 		c.write(failure("stream", service, server, time.Since(start).Milliseconds(), err))
 	}
-	s, err := demo.Chat(own, c.conn, service)
+	s, err := demo.Chat(own, conn, service)
 	if err != nil {
 		broken(err)
 		return
@@ -131,8 +146,16 @@ func failure(kind, service, server string, ms int64, err error) Line {
 }
 
 func (c *caller) tally() {
+	answered := map[string][]string{}
+	for key := range c.answered.Range {
+		who := key.([2]string)
+		answered[who[0]] = append(answered[who[0]], who[1])
+	}
+	for _, pods := range answered {
+		slices.Sort(pods)
+	}
 	c.write(Line{Kind: "tally", Tally: &Tally{
 		Unary: c.unary.Load(), Failed: c.failed.Load(), Messages: c.messages.Load(),
-		Cut: c.cut.Load(), Open: c.open.Load(), SlowestMillis: c.slowest.Swap(0),
+		Cut: c.cut.Load(), Open: c.open.Load(), SlowestMillis: c.slowest.Swap(0), Answered: answered,
 	}})
 }

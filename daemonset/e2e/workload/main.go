@@ -3,6 +3,7 @@
 //
 //	workload serve -services shop.v1.Cart,shop.v1.Stock [-port 50051] [-name NAME] [-linger 10s]
 //	workload call  -services shop.v1.Cart,shop.v1.Stock [-target 127.0.0.1:15001]
+//	workload call  -services shop.v1.Cart@cart.shop.svc:50051,shop.v1.Solo@solo.shop.svc:50051
 //	workload forge -target AGENT:9642
 //
 // The last one poses as an agent, with a key that nobody vouches for, and fails
@@ -55,6 +56,9 @@ type Tally struct {
 	Open     int64 `json:"open"`     // streams at the moment
 	// SlowestMillis is the longest answered unary call since the last tally.
 	SlowestMillis int64 `json:"slowest_ms"`
+	// Answered are the pods that have answered unary calls, sorted, by what was
+	// to be called, as -services says it.
+	Answered map[string][]string `json:"answered"`
 }
 
 // out writes lines. It is safe for concurrent use.
@@ -84,7 +88,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	o := &out{lines: log.New(os.Stdout, "", 0)}
 	f := flag.NewFlagSet(args[0], flag.ExitOnError)
-	services := f.String("services", "", "comma-separated `names` of gRPC services")
+	services := f.String("services", "", "comma-separated `names` of gRPC services; to be called, with @HOST:PORT if not by -target")
 	switch args[0] {
 	case "serve":
 		port := f.Int("port", 50051, "port to listen at")

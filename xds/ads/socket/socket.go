@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -222,6 +223,34 @@ func (s *Socket) Close() error {
 	return errors.Join(s.UnixListener.Close(), s.unlock())
 }
 
+// Hold takes the lock of a socket that this process does not serve, as long as
+// what it returns is not closed. It returns a [*HeldError] if an agent has it.
+func Hold(file, path string) (io.Closer, error) { return lock(file, path) }
+
+// Remove removes a socket that nobody serves, or with force one that somebody
+// does, and what a killed agent left beside it. It returns what it removed, and
+// a [*HeldError] if an agent serves it. What is no socket stays, and is an error.
+func Remove(path string, force bool) (removed []string, err error) {
+	for _, p := range []string{path, beside(path)} {
+		if _, err := os.Lstat(p); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := vacant(p, force); err != nil {
+			return removed, err
+		}
+		if err := os.Remove(p); err != nil {
+			return removed, fmt.Errorf("socket: %w", err)
+		}
+		removed = append(removed, p)
+	}
+	return removed, nil
+}
+
+// beside is where a socket is until it gets its name.
+func beside(path string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+}
+
 // lock takes the flock of the file and writes our pid into it.
 func lock(file, path string) (*os.File, error) {
 	if err := makeDir(filepath.Dir(file)); err != nil {
@@ -317,7 +346,7 @@ func peer(c *net.UnixConn) int {
 
 // bind listens beside the name and moves the socket over it.
 func bind(path string, mode fs.FileMode) (_ *net.UnixListener, err error) {
-	temp := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	temp := beside(path)
 	if fi, err := os.Lstat(temp); err == nil {
 		if fi.Mode().Type() != fs.ModeSocket {
 			return nil, fmt.Errorf("%s, which the socket needs for a moment, is %s; remove it", temp, kind(fi.Mode()))

@@ -1,7 +1,8 @@
 // Runtime is runc for hosts on which even root lacks a capability: kind's nodes
-// are privileged containers, for which Docker asks for every capability there
-// is, and runc then fails. What the host does not have is taken out of the
-// request before runc sees it. RUNC names the runc to run (default: from PATH).
+// are privileged containers, for which Docker asks for every capability that it
+// knows, and runc then fails. What the host does not have is taken out of the
+// request before runc sees it, and what Docker does not know (Debian's: nothing
+// newer than CAP_AUDIT_READ, so not CAP_BPF) is added. RUNC names the runc to run (default: from PATH).
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -76,8 +78,8 @@ func request(args []string) (command, file string) {
 	return command, file
 }
 
-// edit takes capabilities that this process could not have out of a file: of
-// the object at the path, in the OCI runtime specification's form of a process.
+// edit takes capabilities that this process could not have out of a file, and
+// adds newer ones where all others are: of the object at the path, in the OCI runtime specification's form of a process.
 func edit(file string, path ...string) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -98,6 +100,13 @@ func edit(file string, path ...string) error {
 	for set, list := range sets {
 		names, _ := list.([]any)
 		kept := []any{}
+		if slices.Contains(names, any("CAP_AUDIT_READ")) { // nobody but the privileged has it
+			for _, newer := range []any{"CAP_PERFMON", "CAP_BPF", "CAP_CHECKPOINT_RESTORE"} {
+				if !slices.Contains(names, newer) {
+					names = append(names, newer)
+				}
+			}
+		}
 		for _, name := range names {
 			if has(name) {
 				kept = append(kept, name)
