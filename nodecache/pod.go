@@ -106,6 +106,25 @@ func (d Declared) equal(e Declared) bool {
 	return d.Port == e.Port && slices.Equal(d.Services, e.Services)
 }
 
+// Upstream is what a pod says that it calls.
+type Upstream struct {
+	// Authority is that of the calls, in lower case and without a dot at the end
+	// of the host, with or without a port; empty where they name nothing but the
+	// gRPC service.
+	Authority string
+	// Service is the gRPC service; empty for each that is known to be served
+	// there.
+	Service string
+}
+
+// String is as the pod writes it.
+func (u Upstream) String() string {
+	if u.Service == "" {
+		return u.Authority
+	}
+	return u.Authority + "/" + u.Service
+}
+
 // To whom a pod exports, where it is not a list of namespaces.
 const (
 	ExportAll  = "*"
@@ -136,6 +155,8 @@ type Common struct {
 	Export string
 	// Declared is sorted by port, one per port, its services sorted.
 	Declared []Declared
+	// Upstreams are what the pod says that it calls, each once, in its order.
+	Upstreams []Upstream
 }
 
 // Pod is one pod as the agent remembers it. A Pod is immutable once it was
@@ -202,7 +223,8 @@ func (c *Common) same(d *Common) bool {
 			c.Images == d.Images &&
 			c.Export == d.Export &&
 			slices.Equal(c.Hints, d.Hints) &&
-			slices.EqualFunc(c.Declared, d.Declared, Declared.equal)
+			slices.EqualFunc(c.Declared, d.Declared, Declared.equal) &&
+			slices.Equal(c.Upstreams, d.Upstreams)
 }
 
 // Compare orders pods by namespace, name and UID.

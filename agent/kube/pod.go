@@ -25,6 +25,9 @@ const (
 	// ExportAnnotation lists the namespaces, separated by commas, whose callers
 	// may reach the services by name alone; "*" is all of them.
 	ExportAnnotation = "fingerpost.dev/export-to"
+	// UpstreamsAnnotation lists, separated by commas, what the pod calls: gRPC
+	// services, and Services with or without one; see parseUpstreams.
+	UpstreamsAnnotation = "fingerpost.dev/upstreams"
 	// PeerAnnotation is on the pods of agents alone: where this one answers the
 	// others, and with which key; see [ParsePeer].
 	PeerAnnotation = "fingerpost.dev/peer"

@@ -16,7 +16,7 @@ type seen struct {
 	deleted              bool
 	// Labels.
 	templateHash, revisionHash, rolloutsHash, zone string
-	grpcPort, services, collect, export            annotation
+	grpcPort, services, collect, export, upstreams annotation
 	controlled                                     bool // controller is set
 	controller                                     struct{ kind, name, uid string }
 
@@ -61,6 +61,8 @@ func (s *seen) annotation(key, value string) {
 		s.collect = annotation{value, true}
 	case ExportAnnotation:
 		s.export = annotation{value, true}
+	case UpstreamsAnnotation:
+		s.upstreams = annotation{value, true}
 	case PeerAnnotation:
 		s.peer = value[:min(len(value), maxPeer)]
 	}

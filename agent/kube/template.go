@@ -77,7 +77,7 @@ func (s *seen) templateKey(b []byte) []byte {
 		text(s.name)
 		text(s.uid)
 	}
-	for _, a := range [...]annotation{s.grpcPort, s.services, s.collect, s.export} {
+	for _, a := range [...]annotation{s.grpcPort, s.services, s.collect, s.export, s.upstreams} {
 		if b = appendBool(b, a.there); a.there {
 			text(a.value)
 		}
@@ -106,7 +106,7 @@ func newTemplate(key string) *template {
 	var s seen
 	s.namespace, s.templateHash, s.revisionHash, s.rolloutsHash = r.text(), r.text(), r.text(), r.text()
 	kind, name, uid := r.text(), r.text(), r.text()
-	for _, a := range [...]*annotation{&s.grpcPort, &s.services, &s.collect, &s.export} {
+	for _, a := range [...]*annotation{&s.grpcPort, &s.services, &s.collect, &s.export, &s.upstreams} {
 		if a.there = r.bool(); a.there {
 			a.value = r.text()
 		}
@@ -141,6 +141,7 @@ func newTemplate(key string) *template {
 	t.Hints = t.hints(&s)
 	t.Declared = t.declared(s.services, t.Hints)
 	t.Export = t.exports(s.export)
+	t.Upstreams = t.upstreams(s.upstreams)
 	t.optedOut, t.collectOn = t.collect(s.collect)
 	return t
 }
