@@ -16,6 +16,7 @@ func TestPodEqualSeesEveryField(t *testing.T) {
 		p := pod("a", "192.0.2.1", created(1), declaring(1, "pkg.D"))
 		p.More = []netip.Addr{netip.MustParseAddr("2001:db8::1")}
 		p.Export = "web"
+		p.Upstreams = []nodecache.Upstream{{Authority: "users", Service: "pkg.D"}}
 		return p
 	}
 	if !full().Equal(full()) {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -20,15 +21,11 @@ func (t *template) upstreams(a annotation) []nodecache.Upstream {
 	if !a.there {
 		return nil
 	}
-	ups, bad := parseUpstreams(a.value)
-	for _, why := range bad {
-		t.note(UpstreamsAnnotation, a.value, "%s", why)
-	}
-	return ups
+	return parseUpstreams(a.value, func(entry string, why error) { t.note(UpstreamsAnnotation, entry, "%v", why) })
 }
 
-// parseUpstreams reads a list of calls as programs write them, and says what in
-// it is none:
+// parseUpstreams reads a list of calls as programs write them, and tells bad what
+// in it is none:
 //
 //	pkg.Service              calls that name nothing but the gRPC service
 //	/pkg.service             the same, whatever letters it has
@@ -38,7 +35,7 @@ func (t *template) upstreams(a annotation) []nodecache.Upstream {
 // Namespace and port may be wanting, as where a call is made: DNS and the
 // Service then say. Of an entry without a slash and a port capital letters and
 // underscores tell that it is a gRPC service, since DNS has none.
-func parseUpstreams(value string) (ups []nodecache.Upstream, bad []string) {
+func parseUpstreams(value string, bad func(entry string, why error)) (ups []nodecache.Upstream) {
 	for entry := range strings.SplitSeq(value, ",") {
 		entry = strings.TrimSpace(entry)
 		if entry == "" {
@@ -47,15 +44,16 @@ func parseUpstreams(value string) (ups []nodecache.Upstream, bad []string) {
 		u, err := parseUpstream(entry)
 		switch {
 		case err != nil:
-			bad = append(bad, err.Error())
+			bad(entry, err)
 		case slices.Contains(ups, u):
 		case len(ups) == maxUpstreams:
-			return ups, append(bad, fmt.Sprintf("only the first %d entries count", maxUpstreams))
+			bad(value, fmt.Errorf("only its first %d entries count", maxUpstreams))
+			return ups
 		default:
 			ups = append(ups, u)
 		}
 	}
-	return ups, bad
+	return ups
 }
 
 func parseUpstream(entry string) (nodecache.Upstream, error) {
@@ -64,17 +62,17 @@ func parseUpstream(entry string) (nodecache.Upstream, error) {
 		authority, service, slash = "", entry, true
 	}
 	if slash && (!validService(service) || len(service) > 255) {
-		return nodecache.Upstream{}, fmt.Errorf("%.100q has no full name of a gRPC service", entry)
+		return nodecache.Upstream{}, errors.New("it has no full name of a gRPC service")
 	}
 	if authority == "" {
 		if nodecache.Infrastructure(service) {
-			return nodecache.Upstream{}, fmt.Errorf("%s is served by a Service's name alone: write SERVICE.NAMESPACE:PORT/%[1]s", service)
+			return nodecache.Upstream{}, fmt.Errorf("it is served by a Service's name alone: write SERVICE.NAMESPACE:PORT/%s", service)
 		}
 		return nodecache.Upstream{Service: service}, nil
 	}
 	authority, err := parseAuthority(authority)
 	if err != nil {
-		return nodecache.Upstream{}, fmt.Errorf("%.100q: %w", entry, err)
+		return nodecache.Upstream{}, err
 	}
 	return nodecache.Upstream{Authority: authority, Service: service}, nil
 }
@@ -99,7 +97,7 @@ func parseAuthority(text string) (string, error) {
 		return "", fmt.Errorf("%s is the sidecar itself: leave it out, and name the gRPC service alone", host)
 	case err == nil && addr.Is4() == !strings.HasPrefix(host, "["):
 	case len(host) > 253 || !dnsName.MatchString(host):
-		return "", fmt.Errorf("%q is no name of a Service", host)
+		return "", errors.New("it is no name of a Service")
 	}
 	return host + port, nil
 }

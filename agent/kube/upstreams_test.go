@@ -36,15 +36,15 @@ func TestUpstreamsAreReadAsCallsAreWritten(t *testing.T) {
 		"10.96.0.7:80/a.B,[FD00::1]:80":   {want: "10.96.0.7:80/a.B [fd00::1]:80"},
 		"a.B, users.prod ,a.B,users:1":    {want: "/a.B users.prod users:1"},
 		"users.prod:0,a.B":                {want: "/a.B", bad: `"0" is not a port`},
-		"a b,users_1:80,a.B":              {want: "/a.B", bad: `"a b" is no name of a Service|"users_1" is no name of a Service`},
-		"users/shop.Users/Get,a.B":        {want: "/a.B", bad: "has no full name of a gRPC service"},
-		"users/,a.B":                      {want: "/a.B", bad: "has no full name of a gRPC service"},
+		"a b,users_1:80,a.B":              {want: "/a.B", bad: `"a b" is ignored: it is no name of a Service|"users_1:80" is ignored: it is no name of a Service`},
+		"users/shop.Users/Get,a.B":        {want: "/a.B", bad: "it has no full name of a gRPC service"},
+		"users/,a.B":                      {want: "/a.B", bad: "it has no full name of a gRPC service"},
 		"/grpc.health.v1.Health,a.B":      {want: "/a.B", bad: "write SERVICE.NAMESPACE:PORT/grpc.health.v1.Health"},
 		"127.0.0.1:15001/a.B,[::1]:1,x":   {want: "x", bad: "127.0.0.1 is the sidecar itself|[::1] is the sidecar itself"},
 		"localhost:15001,a.B":             {want: "/a.B", bad: "localhost is the sidecar itself"},
-		"fd00::1,a.B":                     {want: "/a.B", bad: "no name of a Service"},
-		strings.Join(many, ",") + ",$":    {want: "/" + strings.Join(many[:64], " /"), bad: "only the first 64 entries count"},
-		strings.Repeat("a", 300) + ",a.B": {want: "/a.B", bad: "is no name of a Service"},
+		"fd00::1,a.B":                     {want: "/a.B", bad: "it is no name of a Service"},
+		strings.Join(many, ",") + ",$":    {want: "/" + strings.Join(many[:64], " /"), bad: "only its first 64 entries count"},
+		strings.Repeat("a", 300) + ",a.B": {want: "/a.B", bad: "it is no name of a Service"},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "prod", UID: "u", Annotations: map[string]string{UpstreamsAnnotation: value}}}
 		r := Convert(pod)

@@ -33,6 +33,8 @@ type EnvoyOptions struct {
 	// --use-dynamic-base-id. The admin interface of a parent ends when its child
 	// is ready, and the parent itself after --parent-shutdown-time-s.
 	HotRestart bool
+	// Network is the one in which Envoy runs; nil: this process's own.
+	Network *Network
 	// Refuses says that the test sends what Envoy is to refuse. Otherwise the
 	// test fails if Envoy has refused an update when it is stopped.
 	Refuses bool
@@ -79,7 +81,7 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 	if !opts.HotRestart {
 		args = append(args, "--disable-hot-restart")
 	}
-	p, err := start(dir, "envoy", bin, args...)
+	p, err := startIn(opts.Network, dir, "envoy", bin, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,15 +90,14 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 		Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				var d net.Dialer
 				if socket != "" {
-					return d.DialContext(ctx, "unix", socket)
+					return opts.Network.Dial(ctx, "unix", socket)
 				}
 				at, err := os.ReadFile(address)
 				if err != nil {
 					return nil, err
 				}
-				return d.DialContext(ctx, "tcp", strings.TrimSpace(string(at)))
+				return opts.Network.Dial(ctx, "tcp", strings.TrimSpace(string(at)))
 			},
 		},
 	}}

@@ -52,6 +52,11 @@ type process struct {
 
 // start runs a program with its output in dir/<name>.log.
 func start(dir, name, path string, args ...string) (*process, error) {
+	return startIn(nil, dir, name, path, args...)
+}
+
+// startIn is start in a network; nil is this process's own.
+func startIn(n *Network, dir, name, path string, args ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -68,7 +73,11 @@ func start(dir, name, path string, args ...string) (*process, error) {
 		// this one must stay until the process has gone.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
+		run := p.cmd.Start
+		if n != nil {
+			run = func() error { return n.Start(p.cmd) }
+		}
+		err := run()
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()
