@@ -38,8 +38,8 @@ test: ## every test, on real parts; PKG=./xds/... for some (first run: builds ku
 test-short: ## the tests that start no program, a minute or so
 	$(GO) test -short $(PKG)
 
-test-kind: ## rollouts, drains and lost nodes on a kind cluster, half an hour; ONLY=TestDrain for some, KEEP=1 keeps the cluster
-	@KEEP="$(KEEP)" ONLY="$(ONLY)" daemonset/e2e/run.sh
+test-kind: ## rollouts, drains and lost nodes on a kind cluster, half an hour; ONLY=TestDrain for some, MODE=on-demand with proved callers, KEEP=1 keeps the cluster
+	@KEEP="$(KEEP)" ONLY="$(ONLY)" MODE="$(MODE)" daemonset/e2e/run.sh
 
 sim: ## peers of 100, 1,000 and 5,000 nodes in simulated time: the table of docs/scale.md; NODES=1000 OWNERS=2000 for less
 	NODES="$(NODES)" OWNERS="$(OWNERS)" GOGC=50 $(GO) test -tags sim -count 1 -timeout 4h -run TestSimulation ./agent/peer -v

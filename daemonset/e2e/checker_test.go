@@ -126,7 +126,8 @@ func compare(t testing.TB, node string) error {
 }
 
 // check waits until the agent of every node that is Ready says of the workload
-// what the API server says, and returns how long that took.
+// what the API server says, and of the callers what MODE wants, and returns how
+// long that took.
 func check(t testing.TB) time.Duration {
 	t.Helper()
 	var last error
@@ -142,7 +143,7 @@ func check(t testing.TB) time.Duration {
 				return err
 			}
 		}
-		return nil
+		return proved(t)
 	})
 	if last != nil {
 		t.Logf("every agent is right after %d tries in %.1f s; before that %v", tries, took.Seconds(), last)

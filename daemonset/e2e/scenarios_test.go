@@ -22,7 +22,7 @@ func cleanup(t testing.TB) context.Context {
 
 func TestFirstCallOnAFreshCluster(t *testing.T) {
 	install(t)
-	t.Logf("kubectl apply -k daemonset/overlays/kind until every agent is ready: %.1f s; kubectl apply -f testdata/shop.yaml until callers on every node are answered: %.1f s",
+	t.Logf("kubectl apply -k until every agent is ready: %.1f s; kubectl apply -f testdata/shop.yaml until callers on every node are answered: %.1f s",
 		installed.agents.Seconds(), installed.call.Seconds())
 	check(t)
 }

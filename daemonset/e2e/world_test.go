@@ -30,7 +30,7 @@ func install(t *testing.T) {
 	installed.once.Do(func() {
 		installed.err = fmt.Errorf("the agents or the workload did not come up")
 		start := time.Now()
-		kubectl(t, "apply", "-k", "../overlays/kind")
+		kubectl(t, "apply", "-k", overlay())
 		agentsReady(t)
 		installed.agents = time.Since(start)
 		start = time.Now()

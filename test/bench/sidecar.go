@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -22,14 +21,25 @@ import (
 	"github.com/fingerpost/fingerpost/xds/bootstrap"
 )
 
-// sidecars are real Envoys with clusters on demand: a later call is compared with
-// one through an Envoy that has the same in its static configuration, a first
-// call with the first one of an Envoy that has all clusters already, and memory at
-// 10,000 services, divided by that at 100, with that of such a one.
-var sidecars = benchmark{names: []string{"sidecar/later-call", "sidecar/first-call", "sidecar/rss-10k-services"}, run: runSidecars}
+// sidecars are real Envoys with clusters on demand. A later call, and one of a
+// name that nobody has, take turns with the same through an Envoy that has all in
+// its static configuration; a first call is compared with the first one of an
+// Envoy that has all clusters already, and memory at 10,000 services, divided by
+// that at 100, with that of such a one.
+var sidecars = benchmark{names: []string{
+	"sidecar/later-call", "sidecar/first-call", "sidecar/unknown-first-call", "sidecar/unknown-later-call", "sidecar/rss-10k-services",
+}, run: runSidecars}
 
-// called is how many of the services are called.
-const called = 50
+const (
+	// called is how many of the services are called.
+	called = 50
+	// invented is how many names are called that nobody has: fewer than make a
+	// sidecar's route table another one.
+	invented = 30
+)
+
+// times is how long calls took, in one of two ways.
+type times struct{ first, later, unknownFirst, unknownLater []time.Duration }
 
 func runSidecars(ctx context.Context, r *run) ([]result, error) {
 	small, large, rounds := 100, 10_000, 2000
@@ -49,38 +59,33 @@ func runSidecars(ctx context.Context, r *run) ([]result, error) {
 		return nil, err
 	}
 	defer server.Stop()
-	var memory [2][2]float64 // by size, then on demand and all
-	var first, later [2][]time.Duration
+	var ours, others [2]float64 // memory by size
+	var demand, rival times
 	for size, services := range []int{small, large} {
 		s := &sidecarSite{r: r, envoy: envoy, dir: filepath.Join(r.dir, fmt.Sprintf("sidecar-%d", services)), server: server}
 		if err := s.start(ctx, bin, services); err != nil {
 			return nil, err
 		}
-		for way, clusters := range []string{"on-demand", "all"} {
-			m, calls, err := s.measure(ctx, clusters, rounds)
-			if err != nil {
-				s.agent.stop()
-				return nil, fmt.Errorf("%d services, clusters %s: %w", services, clusters, err)
-			}
-			memory[size][way] = m
-			if size == 1 {
-				first[way], later[way] = calls.first, calls.later
-			}
-			r.progress("sidecar: %d services, clusters %s: %.1f MB; first call %v, later %v", services, clusters, m, median(calls.first), median(calls.later))
-		}
-		if size == 1 {
-			if later[1], err = s.static(ctx, rounds); err != nil {
-				s.agent.stop()
-				return nil, fmt.Errorf("static configuration: %w", err)
-			}
-			r.progress("sidecar: static configuration: later call %v", median(later[1]))
+		if ours[size], demand, rival, err = s.onDemand(ctx, rounds); err == nil {
+			others[size], rival.first, err = s.all(ctx)
 		}
 		s.agent.stop()
+		if err != nil {
+			return nil, fmt.Errorf("%d services: %w", services, err)
+		}
+		r.progress("sidecar: %d services: on demand %.1f MB, first call %v, later %v, unknown %v and %v; all clusters %.1f MB, first call %v; static: later call %v, unknown %v",
+			services, ours[size], median(demand.first), median(demand.later), median(demand.unknownFirst), median(demand.unknownLater),
+			others[size], median(rival.first), median(rival.later), median(rival.unknownLater))
+	}
+	row := func(name string, ours, others []time.Duration) result {
+		return better(name, "ms", milliseconds(median(ours)), milliseconds(median(others)))
 	}
 	return []result{
-		better("sidecar/later-call", "ms", milliseconds(median(later[0])), milliseconds(median(later[1]))),
-		better("sidecar/first-call", "ms", milliseconds(median(first[0])), milliseconds(median(first[1]))),
-		better("sidecar/rss-10k-services", "x", memory[1][0]/memory[0][0], memory[1][1]/memory[0][1]),
+		row("sidecar/later-call", demand.later, rival.later),
+		row("sidecar/first-call", demand.first, rival.first),
+		row("sidecar/unknown-first-call", demand.unknownFirst, rival.unknownLater),
+		row("sidecar/unknown-later-call", demand.unknownLater, rival.unknownLater),
+		better("sidecar/rss-10k-services", "x", ours[1]/ours[0], others[1]/others[0]),
 	}, nil
 }
 
@@ -108,12 +113,10 @@ func (s *sidecarSite) start(ctx context.Context, bin string, services int) error
 	if err := os.MkdirAll(s.dir, 0o755); err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	var err error
+	if s.port, err = freePort(); err != nil {
 		return err
 	}
-	s.port = l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
 	var pods strings.Builder
 	pod := func(workload, name, addr string, port int, declared string) {
 		fmt.Fprintf(&pods, `---
@@ -147,70 +150,155 @@ func (s *sidecarSite) start(ctx context.Context, bin string, services int) error
 
 func (s *sidecarSite) ads() string { return filepath.Join(s.dir, "run", "ads.sock") }
 
-// calls is how long calls took.
-type calls struct{ first, later []time.Duration }
-
-// measure starts an Envoy, weighs it before the first call, and calls.
-func (s *sidecarSite) measure(ctx context.Context, clusters string, rounds int) (float64, calls, error) {
-	conf, err := bootstrap.Envoy(bootstrap.Options{ADSSocket: s.ads(), NodeID: "prod/bench", Clusters: clusters})
+// onDemand weighs an Envoy with clusters on demand before its first call, and
+// calls through it and one that was told all by hand.
+func (s *sidecarSite) onDemand(ctx context.Context, rounds int) (memory float64, demand, static times, err error) {
+	conf, err := bootstrap.Envoy(bootstrap.Options{ADSSocket: s.ads(), NodeID: "prod/bench", Clusters: "on-demand"})
 	if err != nil {
-		return 0, calls{}, err
+		return 0, demand, static, err
 	}
-	return s.through(ctx, "envoy-"+clusters+".yaml", conf, rounds)
-}
-
-func (s *sidecarSite) through(ctx context.Context, file string, conf []byte, rounds int) (memory float64, c calls, err error) {
-	path := filepath.Join(s.dir, file)
-	if err := os.WriteFile(path, conf, 0o644); err != nil {
-		return 0, c, err
-	}
-	e, err := startProgram(ctx, s.dir, s.envoy, "-c", path, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
+	e, err := s.open(ctx, "on-demand", conf, s.port)
 	if err != nil {
-		return 0, c, err
+		return 0, demand, static, err
 	}
-	defer e.stop()
-	conn, err := grpc.NewClient(fmt.Sprintf("passthrough:127.0.0.1:%d", s.port), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return 0, c, err
-	}
-	defer conn.Close()
-	call := func(path string) (time.Duration, error) {
-		began := time.Now()
-		err := conn.Invoke(ctx, path, wrapperspb.String("x"), &emptypb.Empty{})
-		return time.Since(began), err
-	}
-	// A path that names nothing is refused once the sidecar is there.
-	if err := e.await(ctx, func() bool {
-		_, err := call("/a/b/c")
-		return status.Code(err) != codes.Unavailable
-	}); err != nil {
-		return 0, c, err
-	}
+	defer e.close()
 	f, err := e.settle(ctx, s.r)
 	if err != nil {
-		return 0, c, err
+		return 0, demand, static, err
 	}
+	port, err := freePort()
+	if err != nil {
+		return 0, demand, static, err
+	}
+	told, err := s.open(ctx, "static", s.static(port), port)
+	if err != nil {
+		return 0, demand, static, err
+	}
+	defer told.close()
 	names := numberedServices(called)
-	for _, name := range names {
-		d, err := call("/" + name + "/Say")
-		if err != nil {
-			return 0, c, fmt.Errorf("first call of %s: %w", name, err)
-		}
-		c.first = append(c.first, d)
+	if demand.first, err = e.eachOnce(ctx, names); err != nil {
+		return 0, demand, static, err
+	}
+	if _, err = told.eachOnce(ctx, names); err != nil {
+		return 0, demand, static, err
 	}
 	for i := range rounds {
-		d, err := call("/" + names[i%called] + "/Say")
-		if err != nil {
-			return 0, c, fmt.Errorf("later call: %w", err)
+		for _, way := range []struct {
+			*sidecar
+			*times
+		}{{e, &demand}, {told, &static}} {
+			d, err := way.call(ctx, names[i%called], codes.OK)
+			if err != nil {
+				return 0, demand, static, err
+			}
+			way.later = append(way.later, d)
+			nobody := fmt.Sprintf("company.invented.v1.Name%d", i%invented)
+			if d, err = way.call(ctx, nobody, codes.Unimplemented); err != nil {
+				return 0, demand, static, err
+			}
+			if i < invented {
+				way.unknownFirst = append(way.unknownFirst, d)
+			} else {
+				way.unknownLater = append(way.unknownLater, d)
+			}
 		}
-		c.later = append(c.later, d)
 	}
-	return f.now, c, nil
+	return f.now, demand, static, nil
 }
 
-// static calls through an Envoy that was told by hand what is called: a route and
-// a cluster for each service.
-func (s *sidecarSite) static(ctx context.Context, rounds int) ([]time.Duration, error) {
+// all weighs an Envoy that has all clusters, and calls through it.
+func (s *sidecarSite) all(ctx context.Context) (memory float64, first []time.Duration, err error) {
+	conf, err := bootstrap.Envoy(bootstrap.Options{ADSSocket: s.ads(), NodeID: "prod/bench", Clusters: "all"})
+	if err != nil {
+		return 0, nil, err
+	}
+	e, err := s.open(ctx, "all", conf, s.port)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer e.close()
+	f, err := e.settle(ctx, s.r)
+	if err != nil {
+		return 0, nil, err
+	}
+	first, err = e.eachOnce(ctx, numberedServices(called))
+	return f.now, first, err
+}
+
+// sidecar is an Envoy, and a connection of an application to it.
+type sidecar struct {
+	*program
+	name string
+	conn *grpc.ClientConn
+}
+
+// open starts an Envoy and waits until it takes calls.
+func (s *sidecarSite) open(ctx context.Context, name string, conf []byte, port int) (*sidecar, error) {
+	path := filepath.Join(s.dir, "envoy-"+name+".yaml")
+	if err := os.WriteFile(path, conf, 0o644); err != nil {
+		return nil, err
+	}
+	p, err := startProgram(ctx, s.dir, s.envoy, "-c", path, "--disable-hot-restart", "--concurrency", "1", "--log-level", "error")
+	if err != nil {
+		return nil, err
+	}
+	e := &sidecar{program: p, name: name}
+	if e.conn, err = grpc.NewClient(fmt.Sprintf("passthrough:127.0.0.1:%d", port), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		p.stop()
+		return nil, err
+	}
+	// A path that names nothing is refused once the sidecar is there.
+	if err := p.await(ctx, func() bool {
+		err := e.conn.Invoke(ctx, "/a/b/c", wrapperspb.String("x"), &emptypb.Empty{})
+		return status.Code(err) != codes.Unavailable
+	}); err != nil {
+		e.close()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *sidecar) close() {
+	_ = e.conn.Close()
+	e.stop()
+}
+
+// call returns how long a call took, and an error unless it ended as it should.
+func (e *sidecar) call(ctx context.Context, service string, want codes.Code) (time.Duration, error) {
+	began := time.Now()
+	err := e.conn.Invoke(ctx, "/"+service+"/Say", wrapperspb.String("x"), &emptypb.Empty{})
+	took := time.Since(began)
+	if status.Code(err) != want {
+		return 0, fmt.Errorf("%s: %s gives %v, want %v", e.name, service, err, want)
+	}
+	return took, nil
+}
+
+func (e *sidecar) eachOnce(ctx context.Context, services []string) ([]time.Duration, error) {
+	var all []time.Duration
+	for _, name := range services {
+		d, err := e.call(ctx, name, codes.OK)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// static is the configuration of an Envoy that was told by hand what is called:
+// a route and a cluster for each service. The server itself answers for names
+// that it does not have.
+func (s *sidecarSite) static(port int) []byte {
 	var routes, clusters strings.Builder
 	for _, name := range numberedServices(called) {
 		fmt.Fprintf(&routes, `
@@ -228,7 +316,7 @@ func (s *sidecarSite) static(ctx context.Context, rounds int) ([]time.Duration, 
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config: {http2_protocol_options: {}}`, name, name, s.server.IP(), s.server.Port())
 	}
-	conf := fmt.Sprintf(`
+	return fmt.Appendf(nil, `
 static_resources:
   listeners:
   - name: egress
@@ -248,16 +336,13 @@ static_resources:
               - match: {prefix: "/a/b/c"}
                 direct_response: {status: 404}
 %s
+              - match: {prefix: "/"}
+                route: {cluster: %q, timeout: 0s}
           http_filters:
           - name: envoy.filters.http.grpc_stats
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.grpc_stats.v3.FilterConfig, stats_for_all_methods: false}
           - name: envoy.filters.http.router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
   clusters:%s
-`, s.port, routes.String(), clusters.String())
-	_, c, err := s.through(ctx, "envoy-static.yaml", []byte(conf), rounds)
-	if err == nil && len(c.later) == 0 {
-		err = errors.New("no call was made")
-	}
-	return c.later, err
+`, port, routes.String(), numberedServices(called)[0], clusters.String())
 }
