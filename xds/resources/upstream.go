@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,8 +59,9 @@ func (c *Compiler) Leads(dir Services, namespace, name string) bool {
 // declaration is what pods of a namespace declare to call beyond it, for their
 // sidecars that have all clusters.
 type declaration struct {
-	users int
-	ports map[nodecache.Name]map[uint16]struct{}
+	users    int
+	ports    map[nodecache.Name]map[uint16]struct{}
+	evidence xds.Evidence // as last published
 }
 
 // Declare makes the clusters by Service names for one more client of the
@@ -109,6 +109,7 @@ func (c *Compiler) Undeclare(scope xds.Scope) (u xds.Update) {
 			u.Remove = append(u.Remove, b.cluster.ID, b.cla.ID)
 		}
 	}
+	d.tell(scope, xds.Complete, &u) // of nothing all is known
 	delete(c.aliases, scope)
 	delete(c.declared, scope)
 	return u
@@ -179,16 +180,25 @@ func declaredScope(namespace string, ports map[nodecache.Name]map[uint16]struct{
 // doubtDeclared needs mu. It writes the evidence of a scope of declared
 // upstreams: the worst of their namespaces'.
 func (c *Compiler) doubtDeclared(scope xds.Scope, u *xds.Update) {
-	worst := xds.Complete
-	for name := range maps.Keys(c.declared[scope].ports) {
+	d, worst := c.declared[scope], xds.Complete
+	for name := range d.ports {
 		if ns := c.namespaces[name.Namespace]; ns != nil {
 			worst = max(worst, ns.evidence)
 		}
 	}
+	d.tell(scope, worst, u)
+}
+
+// tell writes evidence if it is news.
+func (d *declaration) tell(scope xds.Scope, e xds.Evidence, u *xds.Update) {
+	if d.evidence == e {
+		return
+	}
+	d.evidence = e
 	if u.Evidence == nil {
 		u.Evidence = map[xds.Scope]xds.Evidence{}
 	}
-	u.Evidence[scope] = worst
+	u.Evidence[scope] = e
 }
 
 // doubtDeclaredOf needs mu. It does so for those that declare a Service of the
