@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"github.com/fingerpost/fingerpost/demo"
+	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/test/harness"
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/client"
@@ -237,7 +239,7 @@ func TestUpstreamsAreLearnedFromProvedPodsOfTheWorkloadAlone(t *testing.T) {
 	if got := one.first(); len(got) != 0 {
 		t.Errorf("the first pod is given %v", got)
 	}
-	one.subscribe(xds.Cluster, "prod/shop.Web", "prod/shop.Nobody", "at/nobody:80/shop.Web", "prod/shop.Late", "at/10.79.0.2:50051/shop.Web")
+	one.subscribe(xds.Cluster, "prod/shop.Web", "prod/shop.Nobody", "at/nobody:80/shop.Web", "prod/shop.Late", "at/10.79.0.3:50051/shop.Late", "at/10.79.0.2:50051/shop.Web")
 	for _, name := range []string{"prod/shop.Web", "prod/shop.Nobody", "at/10.79.0.2:50051/shop.Web"} {
 		one.gets(name)
 	}
@@ -271,7 +273,7 @@ func TestUpstreamsAreLearnedFromProvedPodsOfTheWorkloadAlone(t *testing.T) {
 	late := func() string { return one.versions()["cds prod/shop.Late"] }
 	one.gets("prod/shop.Late")
 	nobodys := late()
-	s.wiredPod(w, "prod", "late-1-a", "10.79.0.3", "shop.Late")
+	pod, _ := s.wiredPod(w, "prod", "late-1-a", "10.79.0.3", "shop.Late")
 	w.write()
 	one.until(func() error {
 		if late() == nobodys {
@@ -282,18 +284,39 @@ func TestUpstreamsAreLearnedFromProvedPodsOfTheWorkloadAlone(t *testing.T) {
 	one.close()
 	two.close()
 	a.stop()
+	if got, want := learnedNames(t, state), []string{
+		"at/10.79.0.2:50051/shop.Web", "at/10.79.0.3:50051/shop.Late", "prod/shop.Late", "prod/shop.Late2", "prod/shop.Web",
+	}; !slices.Equal(got, want) {
+		t.Errorf("the checkpoint has %v, want %v", got, want)
+	}
+	// What leads nowhere now is not given.
+	w.remove(pod)
+	w.write()
 	a = s.start(t, args...).ready()
-	want := []string{"at/10.79.0.2:50051/shop.Web", "prod/shop.Late", "prod/shop.Web"}
 	three := s.demander(t, networks["me-2-c"], "prod/me-2-c")
 	three.subscribe(xds.Cluster)
-	if got := three.first(); !slices.Equal(got, want) {
-		t.Errorf("after a restart a pod is given %v, want %v", got, want)
+	if got := three.first(); !slices.Equal(got, learned) {
+		t.Errorf("after a restart a pod is given %v, want %v", got, learned)
 	}
 	four := s.demander(t, networks["other-1-a"], "prod/other-1-a")
 	four.subscribe(xds.Cluster)
 	if got := four.first(); !slices.Equal(got, []string{"prod/shop.Late2"}) {
 		t.Errorf("the other workload is given %v", got)
 	}
+}
+
+// learnedNames are those in the checkpoint, of all workloads.
+func learnedNames(t *testing.T, state string) (names []string) {
+	t.Helper()
+	saved, err := (&nodecache.Checkpoint{Dir: state}).Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range saved.Learned {
+		names = slices.AppendSeq(names, maps.Keys(l.Names))
+	}
+	slices.Sort(names)
+	return names
 }
 
 // served starts a server in a network, and puts its pod into the world, which
@@ -383,6 +406,10 @@ func TestNamesKnownOrLearnedNeverFailOverEnvoysHotRestartWithTheAgentDown(t *tes
 		if !slices.Contains(given, want) {
 			t.Errorf("%s is not among %v", want, given)
 		}
+	}
+	// What it was given and has called without asking is not learned of that.
+	if out := a.must("explain", "workload", "prod/me"); strings.Contains(out, "calls prod/shop.Cart") || !strings.Contains(out, "declares that it calls /shop.Cart") {
+		t.Errorf("explain workload:\n%s", out)
 	}
 	e.current.content()
 }

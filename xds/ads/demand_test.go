@@ -280,3 +280,29 @@ func TestWantedClustersOfAClientThatComesBack(t *testing.T) {
 		}
 	})
 }
+
+// A client may leave before the server knows what it may see.
+func TestClientThatLeavesWhileItIsIntroducedLeavesNothing(t *testing.T) {
+	a := &asked{}
+	entered, leave := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, ads.Options{View: func(ads.Introduction) (ads.View, error) {
+		close(entered)
+		<-leave
+		return ads.View{Scopes: []xds.Scope{nsScope}, Demand: a, Closed: a.Close}, nil
+	}})
+	a.w = w
+	s := w.delta()
+	s.sub(cds, "A")
+	<-entered
+	s.Close()
+	if err := w.server.Shutdown(w.ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	a.read(func() {
+		if a.closed {
+			t.Error("closed before it began")
+		}
+	})
+	close(leave)
+	w.until("closed", func() (ok bool) { a.read(func() { ok = a.closed }); return })
+}
