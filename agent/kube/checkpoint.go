@@ -19,7 +19,7 @@ import (
 // templates, the places, and the pods, which name these by their numbers. Only
 // the version of the program that wrote a section reads it (see Cluster.line),
 // so that no form has to last.
-const podsFormat = "pods 1\n"
+const podsFormat = "pods 2\n"
 
 // encodePods writes records as they say of themselves: what their namespace and
 // Services add is not in it.
