@@ -292,7 +292,7 @@ func TestUpstreamsAreLearnedFromProvedPodsOfTheWorkloadAlone(t *testing.T) {
 	// What leads nowhere now is not given.
 	w.remove(pod)
 	w.write()
-	a = s.start(t, args...).ready()
+	s.start(t, args...).ready()
 	three := s.demander(t, networks["me-2-c"], "prod/me-2-c")
 	three.subscribe(xds.Cluster)
 	if got := three.first(); !slices.Equal(got, learned) {
