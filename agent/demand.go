@@ -40,7 +40,7 @@ func (a *Agent) view(in ads.Introduction) (ads.View, error) {
 	if err := a.feed.namespace(client.Namespace, client.Form()); err != nil {
 		return ads.View{}, err
 	}
-	v := ads.View{Scopes: client.Scopes()}
+	v := ads.View{Scopes: client.Scopes(), Dialer: &dialer{feed: a.feed, namespace: client.Namespace, names: map[xds.ID]struct{}{}}}
 	pod := a.store.Pod(client.Namespace, client.Pod)
 	switch client.Form() {
 	case resources.OnDemand:

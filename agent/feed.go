@@ -197,6 +197,14 @@ func (f *feed) learn(now time.Time) {
 	f.learned.Expire(now)
 }
 
+// current publishes what follows from having heard of everything that happened
+// before the start.
+func (f *feed) current() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.publish(f.compiler.Current())
+}
+
 // unknownSocket is where a client has unknown.sock: what it says itself, as long
 // as there are not too many such places, else where the agent has it.
 func (f *feed) unknownSocket(said, own string) string {

@@ -48,7 +48,9 @@ func (a *Agent) openGate(ctx context.Context) error {
 	// A client that comes back must not be without them for a moment.
 	a.feed.settled(bound)
 	current := a.current()
-	if !current {
+	if current {
+		a.feed.current()
+	} else {
 		// What the checkpoint lacks may be on its way.
 		a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{xds.Shared: xds.Pending}})
 	}
@@ -70,6 +72,7 @@ func (a *Agent) openGate(ctx context.Context) error {
 		return nil
 	}
 	a.feed.flush()
+	a.feed.current()
 	a.server.Publish(xds.Update{Evidence: map[xds.Scope]xds.Evidence{xds.Shared: xds.Complete}})
 	return nil
 }

@@ -4,8 +4,8 @@
 //
 // A Go program is pinned by the go.mod and go.sum of its own module below
 // tools/, so that users of Fingerpost's module inherit none of it; Envoy by
-// the checksums of its wheel and of the binary within. The gRPC servers of
-// other languages, whose reflection the tests ask, are pinned by the lock files
+// the checksums of its wheel and of the binary within. The gRPC servers and
+// clients of other languages are pinned by the lock files
 // of those languages; grpcio is Debian's.
 package tools
 
@@ -51,10 +51,11 @@ type Tool struct {
 
 // What stands at the [Path] of a tool without a Package.
 const (
-	GrpcJS   = "grpc-js"   // a directory with node_modules
-	GrpcJava = "grpc-java" // a directory of jars
-	Tonic    = "tonic"     // a program
-	Grpcio   = "grpcio"    // the directory of Debian's package
+	GrpcJS    = "grpc-js"     // a directory with node_modules
+	GrpcJSXDS = "grpc-js-xds" // another one
+	GrpcJava  = "grpc-java"   // a directory of jars
+	Tonic     = "tonic"       // a program
+	Grpcio    = "grpcio"      // the directory of Debian's package
 )
 
 const (
@@ -64,9 +65,11 @@ const (
 	lintVersion  = "v2.15.0"
 	sumVersion   = "v1.13.0"
 	echoVersion  = "v1.6.3"
+	curlVersion  = "v1.9.4"
 	jsVersion    = "1.14.7"
+	jsXDSVersion = "1.14.1"
 	javaVersion  = "1.85.1"
-	tonicVersion = "0.14.9"
+	tonicVersion = "0.14.9+2" // of the library, and a number for main.rs
 
 	kindVersion       = "v0.33.0"
 	containerdVersion = "v2.3.7"
@@ -92,8 +95,10 @@ var all = []Tool{
 	{"kustomize", kustomizeVersion, Test, "kustomize", "sigs.k8s.io/kustomize/kustomize/v5"},
 	{"gotestsum", sumVersion, Test, "gotestsum", "gotest.tools/gotestsum"},
 	{"echo-basic", echoVersion, Test, "echo", "sigs.k8s.io/gateway-api/conformance/echo-basic"},
+	{"grpcurl", curlVersion, Test, "grpcurl", "github.com/fullstorydev/grpcurl/cmd/grpcurl"},
 	{Grpcio, "", Test, "grpcio", ""},
 	{GrpcJS, jsVersion, Test, "grpc-js", ""},
+	{GrpcJSXDS, jsXDSVersion, Test, "grpc-js-xds", ""},
 	{GrpcJava, javaVersion, Test, "grpc-java", ""},
 	{Tonic, tonicVersion, Test, "tonic", ""},
 	{"golangci-lint", lintVersion, Lint, "lint", "github.com/golangci/golangci-lint/v2/cmd/golangci-lint"},

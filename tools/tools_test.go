@@ -18,10 +18,13 @@ func TestVersionsAreThoseOfTheModuleFiles(t *testing.T) {
 			file, want = filepath.Join(tool.Module, "requirements.txt"), "=="+tool.Version
 		case tools.GrpcJS:
 			file, want = filepath.Join(tool.Module, "package.json"), `"@grpc/grpc-js": "`+tool.Version+`"`
+		case tools.GrpcJSXDS:
+			file, want = filepath.Join(tool.Module, "package.json"), `"@grpc/grpc-js-xds": "`+tool.Version+`"`
 		case tools.GrpcJava:
 			file, want = filepath.Join(tool.Module, "pom.xml"), "<version>"+tool.Version+"</version>"
 		case tools.Tonic:
-			file, want = filepath.Join(tool.Module, "Cargo.toml"), `tonic = { version = "=`+tool.Version+`"`
+			library, _, _ := strings.Cut(tool.Version, "+")
+			file, want = filepath.Join(tool.Module, "Cargo.toml"), `tonic = { version = "=`+library+`"`
 		case tools.Grpcio:
 			continue // whichever Debian has
 		}

@@ -88,6 +88,11 @@ func (s Scope) OnDemand() bool {
 // [Scope.NamedOnly].
 func APIScope(namespace string) Scope { return Scope("api/" + namespace) }
 
+// DialScope is the scope of what gRPC programs of one Kubernetes namespace have
+// asked for by the name of a Service: API listeners, and clusters. A name in it
+// is that of a Service first; see [Scope.NamedOnly].
+func DialScope(namespace string) Scope { return Scope("api/dial/" + namespace) }
+
 // AliasScope is the scope of the clusters by Service names, of the clients of
 // one Kubernetes namespace that have all clusters.
 func AliasScope(namespace string) Scope { return Scope("alias/" + namespace) }

@@ -38,5 +38,9 @@ func (b built) Run() int {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(goProgramEnv) != "" {
+		goProgram()
+		return
+	}
 	goleak.VerifyTestMain(built{harness.Main{M: m}})
 }

@@ -46,7 +46,7 @@ type Server string
 
 // The servers. All but EchoBasic serve the proto set of [Golden], and answer
 // unary methods with their own name as a StringValue; Tonic reflects the set
-// and serves none of it, EchoBasic serves a set of its own at every address of
+// and serves Get and Watch of golden.v1.Cart, EchoBasic serves a set of its own at every address of
 // the host.
 const (
 	EchoBasic    Server = "echo-basic"

@@ -18,17 +18,18 @@ import (
 // fetchers bring the tools that are no Go programs. Each leaves nothing at dst
 // unless all of it is there.
 var fetchers = map[string]func(context.Context, tools.Tool, string) error{
-	"envoy":        fetchEnvoy,
-	tools.GrpcJS:   fetchGrpcJS,
-	tools.GrpcJava: fetchGrpcJava,
-	tools.Tonic:    buildTonic,
+	"envoy":         fetchEnvoy,
+	tools.GrpcJS:    fetchNode,
+	tools.GrpcJSXDS: fetchNode,
+	tools.GrpcJava:  fetchGrpcJava,
+	tools.Tonic:     buildTonic,
 	tools.Grpcio: func(context.Context, tools.Tool, string) error {
 		return errors.New("install Debian's package python3-grpcio")
 	},
 }
 
-// fetchGrpcJS installs what package-lock.json pins, with its checksums.
-func fetchGrpcJS(ctx context.Context, t tools.Tool, dst string) error {
+// fetchNode installs what package-lock.json pins, with its checksums.
+func fetchNode(ctx context.Context, t tools.Tool, dst string) error {
 	return whole(dst, func(dir string) error {
 		for _, name := range []string{"package.json", "package-lock.json"} {
 			text, err := os.ReadFile(filepath.Join("tools", t.Module, name))
@@ -86,9 +87,8 @@ func checkJars(list, dir string) error {
 	return err
 }
 
-// buildTonic compiles the server with what Cargo.lock pins. Its version in
-// package tools is that of the library: who changes main.rs removes the cached
-// program.
+// buildTonic compiles the server with what Cargo.lock pins. Who changes main.rs
+// changes the number in its version.
 func buildTonic(ctx context.Context, t tools.Tool, dst string) error {
 	if err := os.MkdirAll(filepath.Dir(dst), 0o755); err != nil {
 		return err

@@ -41,12 +41,14 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 		// What it brings from an earlier stream it asked for then.
 		st.ask(slices.Collect(maps.Keys(req.GetInitialResourceVersions())), false)
 	}
+	st.dial(t, req.GetResourceNamesSubscribe())
 	if report := st.applyDelta(t, req); report != nil {
 		report()
 	}
 	if demands && unsub > 0 {
 		st.demand.Drop(req.GetResourceNamesUnsubscribe())
 	}
+	st.hangUp(t, req.GetResourceNamesUnsubscribe())
 	if sub+unsub+have == 0 {
 		return nil
 	}

@@ -14,6 +14,8 @@ type View struct {
 	// Demand hears which clusters the client asks for; nil for a client that has
 	// all of them by its wildcard.
 	Demand Demand
+	// Dialer hears of what the client asks for by name; nil: nobody does.
+	Dialer Dialer
 	// Fallback comes after Scopes and holds, under the names of clusters that
 	// nobody has, what stands in for them. Such a one never takes the place of
 	// what a client brought for want of evidence. [xds.Shared] for none.
@@ -148,8 +150,7 @@ func (st *stream) demands() bool {
 // ask tells the demand of names, with no lock held, and lets the client see
 // what it then shall.
 func (st *stream) ask(names []string, itself bool) {
-	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == wildcard })
-	if len(names) == 0 {
+	if names = named(names); len(names) == 0 {
 		return
 	}
 	scopes := st.demand.Ask(names, itself)

@@ -40,7 +40,7 @@ func (st *stream) introduce(node *corev3.Node) error {
 	st.s.told(&who, id)
 	st.mu.Lock()
 	st.node, st.id, st.who, st.key = kept(node), id, who, key
-	st.sight, st.demand, st.closed = sees, view.Demand, view.Closed
+	st.sight, st.demand, st.dialer, st.closed = sees, view.Demand, view.Dialer, view.Closed
 	if st.demand != nil {
 		st.wanted = view.Wanted
 	}
@@ -48,6 +48,9 @@ func (st *stream) introduce(node *corev3.Node) error {
 	st.mu.Unlock()
 	if over && view.Closed != nil {
 		view.Closed()
+	}
+	if over && view.Dialer != nil {
+		view.Dialer.Close()
 	}
 	return nil
 }

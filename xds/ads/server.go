@@ -296,7 +296,7 @@ func (s *Server) begin(st *stream) bool {
 
 func (s *Server) end(st *stream) {
 	st.mu.Lock()
-	closed := st.closed
+	closed, dialer := st.closed, st.dialer
 	st.over = true
 	st.mu.Unlock()
 	s.mu.Lock()
@@ -307,6 +307,9 @@ func (s *Server) end(st *stream) {
 	s.mu.Unlock()
 	if closed != nil {
 		closed()
+	}
+	if dialer != nil {
+		dialer.Close()
 	}
 	s.metrics.streams.WithLabelValues(st.kind()).Dec()
 	close(st.done)

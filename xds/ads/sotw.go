@@ -34,9 +34,12 @@ func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
 	if err := checkNames(t, len(req.GetResourceNames()), maxSotWNames); err != nil {
 		return err
 	}
-	if report := st.applySotW(t, req); report != nil {
+	st.dial(t, req.GetResourceNames())
+	report, dropped := st.applySotW(t, req)
+	if report != nil {
 		report()
 	}
+	st.hangUp(t, dropped)
 	if len(req.GetResourceNames()) == 0 {
 		return nil
 	}
@@ -47,7 +50,8 @@ func (st *stream) receiveSotW(req *discovery.DiscoveryRequest) error {
 // that absence removes (xDS protocol, "Deleting Resources": LDS and CDS).
 func fullSet(t xds.Type) bool { return t == xds.Cluster || t == xds.Listener }
 
-func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() {
+// applySotW also returns the names that the client asks for no more.
+func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) (report func(), dropped []string) {
 	st.s.mu.RLock()
 	defer st.s.mu.RUnlock()
 	st.mu.Lock()
@@ -58,17 +62,18 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 	ts, tb := &st.types[t], &st.s.table
 	first := !ts.seen
 	if !first && req.GetResponseNonce() != ts.nonce {
-		return nil // stale: the client repeats it with the latest nonce
+		return nil, nil // stale: the client repeats it with the latest nonce
 	}
 	ts.seen = true
-	report := st.settle(t, req.GetResponseNonce(), req.GetErrorDetail())
+	report = st.settle(t, req.GetResponseNonce(), req.GetErrorDetail())
 
 	names := req.GetResourceNames()
 	// Without names a request means everything until the first name was sent.
 	all := len(names) == 0 && !ts.named && t.HasWildcard()
 	ts.named = ts.named || len(names) > 0
 	var subscribed bitset
-	clear(ts.missing)
+	missing := ts.missing
+	ts.missing = nil
 	for _, name := range names {
 		if name == wildcard {
 			all = true
@@ -80,6 +85,14 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 	}
 	was := ts.subscribed
 	ts.subscribed = subscribed
+	if t.HasWildcard() {
+		was.each(subscribed, func(id uint32) bool { dropped = append(dropped, tb.slots[id].name); return true })
+		for name := range missing {
+			if !st.subscribesTo(ts, name) {
+				dropped = append(dropped, name)
+			}
+		}
+	}
 	switch {
 	case ts.wildcard && !all:
 		st.leaveWildcard(t)
@@ -105,7 +118,7 @@ func (st *stream) applySotW(t xds.Type, req *discovery.DiscoveryRequest) func() 
 		st.recall(t)
 	}
 	ts.dirty.drop(ts.withheld)
-	return report
+	return report, dropped
 }
 
 // resume takes note of the version that a client brings from an earlier stream.

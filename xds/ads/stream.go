@@ -51,6 +51,7 @@ type stream struct {
 	key    string // of the client, for limits and what is remembered
 	sight  sight
 	demand Demand          // nil for a client that has all clusters; set once
+	dialer Dialer          // nil: nobody hears of what it names; set once
 	wanted func() []Wanted // what it is to have with the first answer; nil once that is known
 	given  []Wanted        // that, as it was
 	closed func()          // to be called at the end; may be nil

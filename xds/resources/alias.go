@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -144,11 +145,16 @@ func (c crowd) silent(fp nodecache.FrontPort) bool {
 // pair needs mu. It returns a cluster and its CLA as they are from now on, nil
 // if they cannot be made.
 func (c *Compiler) pair(name string, scope xds.Scope, es []endpoint, old *backend, u *xds.Update) *backend {
+	return c.pairOf(name, scope, func() *clusterv3.Cluster { return cluster(name) }, es, old, u)
+}
+
+// pairOf is pair with a cluster of its own making.
+func (c *Compiler) pairOf(name string, scope xds.Scope, make func() *clusterv3.Cluster, es []endpoint, old *backend, u *xds.Update) *backend {
 	if old == nil {
 		old = &backend{}
 	}
 	b := &backend{
-		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return cluster(name) }, old.cluster, u),
+		cluster: c.build(xds.ID{Type: xds.Cluster, Name: name, Scope: scope}, func() proto.Message { return make() }, old.cluster, u),
 		cla:     c.build(xds.ID{Type: xds.Endpoint, Name: name, Scope: scope}, func() proto.Message { return assignment(name, es) }, old.cla, u),
 	}
 	if b.cluster == nil || b.cla == nil {

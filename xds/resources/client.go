@@ -129,7 +129,7 @@ func (c Client) Scopes() []xds.Scope {
 func (c Client) AskingScopes() []xds.Scope { return c.scopes(Asking) }
 
 func (c Client) scopes(form Form) []xds.Scope {
-	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.BackendScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
+	scopes := []xds.Scope{xds.NamespaceScope(c.Namespace), xds.BackendScope(c.Namespace), xds.DialScope(c.Namespace), xds.APIScope(c.Namespace), xds.Shared}
 	ipv6 := scopeIPv6
 	// In front of the namespace's, which has the table of shape 1.
 	switch {

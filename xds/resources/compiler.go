@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -80,6 +81,8 @@ type Compiler struct {
 	aliases  map[xds.Scope]map[nodecache.Name]map[string]*backend
 	declared map[xds.Scope]*declaration
 	wants    wants
+	dials    map[dialID]*dial // what gRPC programs ask for
+	current  bool             // see Current
 }
 
 // owner is what was last compiled of an owner.
@@ -116,6 +119,7 @@ func New(o Options) (*Compiler, error) {
 		declared:   map[xds.Scope]*declaration{},
 		aliases:    map[xds.Scope]map[nodecache.Name]map[string]*backend{},
 		wants:      newWants(),
+		dials:      map[dialID]*dial{},
 	}
 	port := cmp.Or(o.EgressPort, DefaultEgressPort)
 	constants := []struct {
@@ -291,6 +295,7 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 				u.Remove = append(u.Remove, r.ID)
 			}
 		}
+		c.dialled(id, u)
 		return
 	}
 	if s == nil {
@@ -302,7 +307,10 @@ func (c *Compiler) compile(id serviceID, u *xds.Update) {
 	name, scope := clusterName(id.namespace, id.name), xds.NamespaceScope(id.namespace)
 	if s.cluster == nil && !taken(id.name) {
 		s.api = c.build(xds.ID{Type: xds.Listener, Name: id.name, Scope: xds.APIScope(id.namespace)},
-			func() proto.Message { return apiListener(id.namespace, id.name) }, nil, u)
+			func() proto.Message {
+				return apiListener(id.name, []*routev3.Route{apiRoute("/"+id.name+"/", clusterName(id.namespace, id.name))})
+			}, nil, u)
+		c.dialled(id, u)
 	}
 	provider, _ := split(s.claims(id.name))
 	c.provided(id, s, provider[0].Workload)

@@ -146,31 +146,33 @@ func accessLog() *accesslogv3.AccessLog {
 	}
 }
 
-// apiListener is what a gRPC client gets for xds:///pkg.Service. Its route is
-// inline, which saves the client a round trip. It carries no retry policy:
+// apiListener is what a gRPC client gets for the name that it dials. Its routes
+// are inline, which saves the client a round trip. They carry no retry policy:
 // gRPC repeats by itself what no server has begun (gRFC A6, transparent
 // retries), and its policies know statuses only.
-func apiListener(namespace, service string) *listenerv3.Listener {
+func apiListener(name string, routes []*routev3.Route) *listenerv3.Listener {
 	return &listenerv3.Listener{
-		Name: service,
+		Name: name,
 		ApiListener: &listenerv3.ApiListener{ApiListener: pack(&hcmv3.HttpConnectionManager{
 			StatPrefix: "api",
 			RouteSpecifier: &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
-				Name: service,
-				VirtualHosts: []*routev3.VirtualHost{{
-					Name:    service,
-					Domains: []string{"*"},
-					Routes: []*routev3.Route{{
-						Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/" + service + "/"}},
-						Action: &routev3.Route_Route{Route: &routev3.RouteAction{
-							ClusterSpecifier:  &routev3.RouteAction_Cluster{Cluster: clusterName(namespace, service)},
-							Timeout:           duration(0),
-							MaxStreamDuration: callersDeadline(),
-						}},
-					}},
-				}},
+				Name:         name,
+				VirtualHosts: []*routev3.VirtualHost{{Name: name, Domains: []string{"*"}, Routes: routes}},
 			}},
 			HttpFilters: []*hcmv3.HttpFilter{router()},
 		})},
+	}
+}
+
+// apiRoute leads the calls whose path begins so to the cluster. A match of
+// gRPC's is a prefix, a path or an RE2 expression, and nothing else (gRFC A28).
+func apiRoute(prefix, cluster string) *routev3.Route {
+	return &routev3.Route{
+		Match: &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: prefix}},
+		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
+			ClusterSpecifier:  &routev3.RouteAction_Cluster{Cluster: cluster},
+			Timeout:           duration(0),
+			MaxStreamDuration: callersDeadline(),
+		}},
 	}
 }

@@ -295,9 +295,10 @@ type standee struct {
 	absent Absence // whatever is called
 }
 
-// lacks tells whether it is known not to serve what is called.
+// lacks tells whether it is known not to serve what is called; an empty service
+// is any.
 func (s *standee) lacks(service string) bool {
-	return s.member.Pod != nil && s.owner.Lacks(s.member.Pod, s.target, service)
+	return service != "" && s.member.Pod != nil && s.owner.Lacks(s.member.Pod, s.target, service)
 }
 
 // crowd is who stands at a place.

@@ -86,6 +86,7 @@ func (c *Compiler) settle(name string, u *xds.Update) {
 		}
 		u.Evidence[xds.NamespaceScope(name)] = worst
 		c.doubtDeclaredOf(name, u)
+		c.standInAll(name, u)
 	}
 	if ns.changed != nil {
 		close(ns.changed)

@@ -134,17 +134,17 @@ func TestClientSaysItsNamespace(t *testing.T) {
 		scopes   int
 		warnings int
 	}{
-		{nil, 6, 0},
-		{meta(resources.MetaShape, "1"), 4, 0},
-		{meta(resources.MetaShape, "2"), 6, 0},
-		{meta(resources.MetaShape, "3"), 6, 1},
-		{meta(resources.MetaShape, "x"), 6, 1},
-		{meta(resources.MetaIPv6, "true"), 7, 0},
-		{meta(resources.MetaClusters, "all", resources.MetaUnknown, "not looked at"), 6, 0},
-		{meta(resources.MetaIPv6, "true", resources.MetaShape, "1"), 5, 0},
+		{nil, 7, 0},
+		{meta(resources.MetaShape, "1"), 5, 0},
+		{meta(resources.MetaShape, "2"), 7, 0},
+		{meta(resources.MetaShape, "3"), 7, 1},
+		{meta(resources.MetaShape, "x"), 7, 1},
+		{meta(resources.MetaIPv6, "true"), 8, 0},
+		{meta(resources.MetaClusters, "all", resources.MetaUnknown, "not looked at"), 7, 0},
+		{meta(resources.MetaIPv6, "true", resources.MetaShape, "1"), 6, 0},
 	} {
 		got, err := resources.ParseClient(&corev3.Node{Id: "prod/a-1", Metadata: c.meta})
-		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != map[bool]int{true: 1, false: 2}[c.scopes < 6] {
+		if err != nil || got.Namespace != "prod" || got.Pod != "a-1" || got.Shape != map[bool]int{true: 1, false: 2}[c.scopes < 7] {
 			t.Errorf("%v: %+v, %v", c.meta, got, err)
 		}
 		scopes := got.Scopes()
@@ -154,7 +154,7 @@ func TestClientSaysItsNamespace(t *testing.T) {
 			}
 			scopes, c.scopes = scopes[2:], c.scopes-2
 		}
-		if len(scopes) != c.scopes || len(got.Warnings) != c.warnings || scopes[0] != xds.NamespaceScope("prod") || scopes[1] != xds.BackendScope("prod") || scopes[2] != xds.APIScope("prod") || scopes[3] != xds.Shared {
+		if len(scopes) != c.scopes || len(got.Warnings) != c.warnings || scopes[0] != xds.NamespaceScope("prod") || scopes[1] != xds.BackendScope("prod") || scopes[2] != xds.DialScope("prod") || scopes[3] != xds.APIScope("prod") || scopes[4] != xds.Shared {
 			t.Errorf("%v: %v, %v", c.meta, scopes, got.Warnings)
 		}
 	}

@@ -51,6 +51,7 @@ type want struct {
 	users              int
 	place              place    // as last found
 	made               *backend // nil while the name leads nowhere
+	dial               *dial    // which this is of; nil: a cluster of Envoys
 }
 
 func newWants() wants {
@@ -206,6 +207,10 @@ func (r *refresh) wanted(names []nodecache.Name, u *xds.Update) {
 
 // makeWanted needs mu. It finds out where the name leads, and publishes that.
 func (r *refresh) makeWanted(w *want, u *xds.Update) {
+	if w.dial != nil {
+		r.makeDial(w.dial, u)
+		return
+	}
 	host, port := splitAuthority(w.authority)
 	p := r.find(w.namespace, host, port)
 	r.c.wants.depend(w, p)
