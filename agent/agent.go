@@ -25,6 +25,7 @@ import (
 	"github.com/fingerpost/fingerpost/agent/collect"
 	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/agent/kube"
+	"github.com/fingerpost/fingerpost/agent/learn"
 	"github.com/fingerpost/fingerpost/agent/report"
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -59,18 +60,19 @@ type Agent struct {
 	peers     *peers // nil: nothing is shared; see peersOff
 	peersOff  error  // why
 	// only is the one node whose pods this agent can know of; empty: all.
-	only     string
-	compiler *resources.Compiler
-	feed     *feed
-	callers  *callers
-	redirect *redirection // nil: not asked for
-	paths    *paths
-	server   *ads.Server
-	follower *report.Follower
-	writer   *report.Writer   // nil: there is no API server
-	statuses *report.Statuses // nil with it
-	gate     gate
-	journal  *journal.Journal
+	only      string
+	compiler  *resources.Compiler
+	feed      *feed
+	upstreams *learn.Upstreams // of workloads
+	callers   *callers
+	redirect  *redirection // nil: not asked for
+	paths     *paths
+	server    *ads.Server
+	follower  *report.Follower
+	writer    *report.Writer   // nil: there is no API server
+	statuses  *report.Statuses // nil with it
+	gate      gate
+	journal   *journal.Journal
 	// checkpoint belongs to newAgent, then to keepCheckpoint.
 	checkpoint *checkpoint
 	// collectorSpared ends what spareCollector began.
@@ -284,7 +286,8 @@ func (a *Agent) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// expire forgets what was learned of owners whose pods went long ago.
+// expire forgets what was learned of owners whose pods went long ago, and notes
+// what workloads call.
 func (a *Agent) expire(ctx context.Context) error {
 	tick := time.NewTicker(expireEvery)
 	defer tick.Stop()
@@ -292,6 +295,7 @@ func (a *Agent) expire(ctx context.Context) error {
 		select {
 		case now := <-tick.C:
 			a.dir.Expire(now)
+			a.feed.learn(now)
 		case <-ctx.Done():
 			return nil
 		}

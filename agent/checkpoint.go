@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/fingerpost/fingerpost/agent/learn"
 	"github.com/fingerpost/fingerpost/nodecache"
 )
 
@@ -46,6 +47,7 @@ type checkpoint struct {
 	last    prometheus.Gauge
 	infos   uint64 // Directory.InfoChanges of the last save
 	past    uint64 // Collector.PastChanges of the last save
+	learned uint64 // learn.Upstreams.Changes of the last save
 	version uint64 // of the pods of the last save
 	failing bool
 
@@ -79,6 +81,7 @@ func (a *Agent) restore() []nodecache.SavedPast {
 	a.checkpoint = k
 	if k.file == nil {
 		a.setPart("checkpoint", "off: no --state-dir")
+		a.upstreams = learn.New(nil, time.Now())
 		return nil
 	}
 	k.file.Log = a.log
@@ -87,6 +90,7 @@ func (a *Agent) restore() []nodecache.SavedPast {
 		err = k.file.Prepare()
 	}
 	a.checkpointState(err)
+	a.upstreams = learn.New(saved.Learned, time.Now())
 	n := a.dir.Restore(saved.Infos, time.Now())
 	if n > 0 {
 		a.log.Info("restored from the checkpoint", "owners", n)
@@ -163,7 +167,10 @@ func (a *Agent) keepCheckpoint(ctx context.Context) error {
 func (a *Agent) save(ctx context.Context, bound time.Duration, last bool) {
 	k := a.checkpoint
 	begun := time.Now()
-	infos, past := a.dir.InfoChanges(), a.collector.PastChanges()
+	if last {
+		a.feed.learn(begun)
+	}
+	infos, past, learned := a.dir.InfoChanges(), a.collector.PastChanges(), a.upstreams.Changes()
 	var pods nodecache.Unit
 	if s, ok := a.source.(versioned); ok && s.Version() != k.version && (last || begun.Sub(k.podsAt) >= podsEvery) {
 		ctx, cancel := context.WithTimeout(ctx, bound)
@@ -175,10 +182,10 @@ func (a *Agent) save(ctx context.Context, bound time.Duration, last bool) {
 		}
 		cancel()
 	}
-	if infos == k.infos && past == k.past && pods.Line == "" && !k.failing {
+	if infos == k.infos && past == k.past && learned == k.learned && pods.Line == "" && !k.failing {
 		return
 	}
-	err := k.file.Save(a.dir.Snapshot(), a.collector.Past(), pods)
+	err := k.file.Save(nodecache.Saved{Infos: a.dir.Snapshot(), Past: a.collector.Past(), Learned: a.upstreams.Saved(), Pods: pods})
 	a.checkpointState(err)
 	k.savedAt = time.Now()
 	k.took = k.savedAt.Sub(begun)
@@ -186,7 +193,7 @@ func (a *Agent) save(ctx context.Context, bound time.Duration, last bool) {
 		k.saves.WithLabelValues("failed").Inc()
 		return
 	}
-	k.infos, k.past = infos, past
+	k.infos, k.past, k.learned = infos, past, learned
 	if pods.Line != "" {
 		k.version, k.podsAt = pods.Version, k.savedAt
 	}

@@ -45,6 +45,9 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 	for _, d := range r.Declared {
 		e.fact("declared", "port %d serves %s", d.Port, strings.Join(d.Services, ", "))
 	}
+	for _, u := range r.Upstreams {
+		e.fact("upstream", "%s", a.saysUpstream(ns, u))
+	}
 	for _, note := range r.Notes() {
 		e.fact("note", "%s", note)
 	}
@@ -107,6 +110,16 @@ func (a *Agent) explainPod(id string) (*Explanation, error) {
 		e.Verdict += "; calls may come by " + some(routed, 2)
 	}
 	return e, nil
+}
+
+// saysUpstream says where what a pod of the namespace declares leads.
+func (a *Agent) saysUpstream(ns string, u nodecache.Upstream) string {
+	clusters, reason := a.compiler.Upstream(a.dir, ns, u)
+	says := fmt.Sprintf("declares that it calls %s", u)
+	if len(clusters) > 0 {
+		says += ", by " + some(clusters, 5)
+	}
+	return strings.TrimSuffix(says+": "+reason, ": ")
 }
 
 // whyPresumed says by whom an owner's pods are presumed to serve something, and

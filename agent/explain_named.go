@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/fingerpost/fingerpost/agent/kube"
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/resources"
 	"github.com/fingerpost/fingerpost/xds/unknown"
@@ -42,7 +43,9 @@ func (c *call) named(d unknown.Decision) {
 	case n.Refused:
 		ends("call a Service with pods that serve it: of all pods there it is known that they do not")
 		return
-	case c.form.OnDemand():
+	case c.form.OnDemand(), c.declares(c.rule.Cluster):
+	case c.declares(c.rule.Rest):
+		c.Cluster = c.rule.Rest
 	case n.Alias != c.rule.Authority() || !n.Known && !n.Rest:
 		ends(sidecarsWord(&n))
 		return
@@ -72,6 +75,12 @@ func (c *call) named(d unknown.Decision) {
 	}
 }
 
+// declares tells whether the caller's sidecar has a cluster since its pod declares
+// what is called.
+func (c *call) declares(cluster string) bool {
+	return c.caller != nil && c.a.compiler.Declares(c.namespace, c.caller.Upstreams, cluster)
+}
+
 // serves tells whether one of those who get the call is known to serve what is
 // called.
 func (c *call) serves(n *resources.Named) bool {
@@ -96,6 +105,8 @@ func sidecarsWord(n *resources.Named) string {
 		return "name the port grpc, or write the sidecar's bootstrap with --clusters on-demand"
 	case n.Alias != "":
 		return fmt.Sprintf("call it as %s, or write the sidecar's bootstrap with --clusters on-demand", n.Alias)
+	case n.Pod == "":
+		return fmt.Sprintf("declare %s.%s:%d on the caller's pod (annotation %s), or write its sidecar's bootstrap with --clusters on-demand", n.Service.Name, n.Service.Namespace, n.Port, kube.UpstreamsAnnotation)
 	}
 	return "write the sidecar's bootstrap with --clusters on-demand"
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fingerpost/fingerpost/agent/journal"
 	"github.com/fingerpost/fingerpost/nodecache"
@@ -106,8 +107,18 @@ func (a *Agent) explainOwners(w nodecache.Workload, owners []*nodecache.Owner) *
 			e.fact(s, "claimed; %s provides it, and gets the calls by the name alone", b.Provider[0].Workload)
 		}
 	}
+	for _, n := range a.upstreams.Of(w, time.Now()) {
+		e.fact("upstream", "calls %s, last asked for or held by a sidecar that asked for it at %s (to the hour): the sidecars of its later pods are given it", n.Cluster, n.Used.UTC().Format(time.RFC3339))
+	}
 	serving, absent := 0, []string{}
+	declared := map[nodecache.Upstream]bool{}
 	for _, r := range a.store.OfWorkload(w) {
+		for _, u := range r.Upstreams {
+			if !declared[u] {
+				e.fact("upstream", "%s", a.saysUpstream(w.Namespace, u))
+				declared[u] = true
+			}
+		}
 		why := a.whyAbsent(r, "")
 		if why == "" {
 			serving++

@@ -3,12 +3,15 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/fingerpost/fingerpost/agent/kube"
+	"github.com/fingerpost/fingerpost/agent/learn"
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
 	"github.com/fingerpost/fingerpost/xds"
@@ -26,6 +29,7 @@ type feed struct {
 	compiler  *resources.Compiler
 	server    *ads.Server
 	scheduler *schedule.Scheduler // of what costs CPU
+	learned   *learn.Upstreams
 	log       *slog.Logger
 	refused   prometheus.Counter // descriptors that cannot be used for transcoding
 
@@ -38,18 +42,19 @@ type feed struct {
 	links []*schedule.Job
 	// sockets are the paths of unknown.sock that clients have named.
 	sockets   map[string]struct{}
-	exchanged prometheus.Counter // route tables for the form that asks for no unknown name
+	demands   map[*demand]struct{} // of the streams that are open
+	exchanged prometheus.Counter   // route tables for the form that asks for no unknown name
 }
 
 // newFeed returns the agent's, whose other parts stand already.
 func newFeed(a *Agent) *feed {
 	f := &feed{
-		dir: a.dir, store: a.store, sub: a.dir.SubscribeFronts(), compiler: a.compiler, server: a.server, scheduler: a.scheduler, log: a.log,
+		dir: a.dir, store: a.store, sub: a.dir.SubscribeFronts(), compiler: a.compiler, server: a.server, scheduler: a.scheduler, learned: a.upstreams, log: a.log,
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "fingerpost_transcode_refused_total", Help: "Programs whose descriptors cannot be used for transcoding from JSON.",
 		}),
 	}
-	f.sockets = map[string]struct{}{}
+	f.sockets, f.demands = map[string]struct{}{}, map[*demand]struct{}{}
 	f.exchanged = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "fingerpost_on_demand_exchanged_total",
 		Help: "Streams whose client called so many names that nobody has that it asks for no further one.",
@@ -160,6 +165,40 @@ func (f *feed) namespace(ns string, form resources.Form) error {
 		f.publish(f.compiler.Aliases(f.dir, ns))
 	}
 	return nil
+}
+
+// declare makes the clusters of what a client with all clusters declares; false
+// if there are none. Who calls it calls undeclare later.
+func (f *feed) declare(ns string, ups []nodecache.Upstream) (xds.Scope, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	scope, u := f.compiler.Declare(f.dir, ns, ups)
+	f.publish(u)
+	return scope, scope != xds.Shared
+}
+
+func (f *feed) undeclare(scope xds.Scope) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.publish(f.compiler.Undeclare(scope))
+}
+
+// follow learns of a demand from now on what it wants while it is open.
+func (f *feed) follow(d *demand) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.demands[d] = struct{}{}
+}
+
+// learn notes what is in use now: names may have come to somebody since they were
+// asked for.
+func (f *feed) learn(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for d := range f.demands {
+		d.learn(slices.Collect(maps.Keys(d.names)), now)
+	}
+	f.learned.Expire(now)
 }
 
 // current publishes what follows from having heard of everything that happened

@@ -14,6 +14,7 @@ var (
 	descGateway = prometheus.NewDesc("fingerpost_gateway_objects", "Objects of the Gateway API that the source holds, by kind.", []string{"kind"}, nil)
 	descUnread  = prometheus.NewDesc("fingerpost_gateway_objects_unreadable", "Those of them that cannot be read and are left out.", []string{"kind"}, nil)
 	descWanted  = prometheus.NewDesc("fingerpost_on_demand_clusters", "Clusters that clients have asked for by the name of a Service or a pod, by whether it leads to somebody.", []string{"found"}, nil)
+	descLearned = prometheus.NewDesc("fingerpost_learned_upstreams", "Clusters that workloads were seen to call, and of which their later pods' sidecars are given those that lead to somebody.", nil, nil)
 	descBuild   = prometheus.NewDesc("fingerpost_build_info", "1, with the version of the agent.", []string{"version"}, nil)
 )
 
@@ -27,7 +28,7 @@ func newInvalid() prometheus.Counter {
 type gauges struct{ a *Agent }
 
 func (*gauges) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descWanted, descBuild, descAvailable} {
+	for _, d := range []*prometheus.Desc{descOwners, descPods, descStale, descSynced, descGateway, descUnread, descWanted, descLearned, descBuild, descAvailable} {
 		ch <- d
 	}
 }
@@ -57,6 +58,8 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	found, lost := g.a.compiler.Wanted()
 	gauge(descWanted, float64(found), "true")
 	gauge(descWanted, float64(lost), "false")
+	_, learned := g.a.upstreams.Len()
+	gauge(descLearned, float64(learned))
 	gauge(descBuild, 1, g.a.config.Version)
 	g.a.collectAvailable(ch)
 }

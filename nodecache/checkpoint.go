@@ -24,6 +24,8 @@ const (
 	sectionFiles = "files"
 	sectionPods  = "pods"
 	sectionPast  = "past"
+
+	sectionLearned = "learned"
 )
 
 const (
@@ -74,9 +76,10 @@ type Unit struct {
 
 // Saved is the content of a checkpoint.
 type Saved struct {
-	Infos []SavedInfo
-	Past  []SavedPast
-	Pods  Unit
+	Infos   []SavedInfo
+	Past    []SavedPast
+	Learned []SavedLearned
+	Pods    Unit // may be none
 }
 
 // savedOwner is the value of an entry of the section info. Fields that are
@@ -173,7 +176,10 @@ func decode(sections []section) (*Saved, error) {
 			out.Infos = append(out.Infos, s)
 		}
 	}
-	out.Past, err = parsePast(sections)
+	if out.Past, err = parsePast(sections); err != nil {
+		return nil, err
+	}
+	out.Learned, err = parseLearned(sections)
 	return out, err
 }
 
@@ -223,12 +229,12 @@ func decodeInfo(e *entry, files map[string]unique.Handle[string]) (SavedInfo, er
 	return s, nil
 }
 
-// Save merges the infos, the past and the pods, which may be none, into the
-// file. Of infos that the file has for the same owner, those collected later
-// win. What the file has of other owners stays until its end, or until nobody
-// has held it for ten minutes. What is past counts until its end, whoever saw
-// it. An error leaves the file as it was.
-func (c *Checkpoint) Save(infos []SavedInfo, past []SavedPast, pods Unit) error {
+// Save merges what a writer knows into the file. Of infos that the file has for
+// the same owner, those collected later win. What the file has of other owners
+// stays until its end, or until nobody has held it for ten minutes. What is past
+// or learned counts until its end, whoever saw it. An error leaves the file as it
+// was.
+func (c *Checkpoint) Save(s Saved) error {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return err
 	}
@@ -243,12 +249,12 @@ func (c *Checkpoint) Save(infos []SavedInfo, past []SavedPast, pods Unit) error 
 			return err
 		}
 	}
-	m, err := mergeAll(old, infos, past, pods)
+	m, err := mergeAll(old, s)
 	if err != nil {
 		if err := c.setAside(&unusableError{err}); err != nil {
 			return err
 		}
-		if m, err = mergeAll(nil, infos, past, pods); err != nil {
+		if m, err = mergeAll(nil, s); err != nil {
 			return err
 		}
 	}

@@ -33,7 +33,7 @@ func crashWriter(dir string) {
 			in.Info.Ports[0].Files = []unique.Handle[string]{unique.Make(fmt.Sprintf("%d of %d", i, n))}
 			infos = append(infos, in)
 		}
-		if err = c.Save(infos, nil, nodecache.Unit{Line: "c", Version: n, Data: fmt.Append(nil, n)}); err == nil && n == last.Pods.Version+1 {
+		if err = c.Save(nodecache.Saved{Infos: infos, Pods: nodecache.Unit{Line: "c", Version: n, Data: fmt.Append(nil, n)}}); err == nil && n == last.Pods.Version+1 {
 			fmt.Println("saved")
 		}
 	}

@@ -25,7 +25,10 @@ func FuzzCheckpoint(f *testing.F) {
 	if err := nodecache.WriteCheckpoint(&empty); err != nil {
 		f.Fatal(err)
 	}
-	whole, err := nodecache.MergeCheckpoint(empty.Bytes(), []nodecache.SavedInfo{in}, []nodecache.SavedPast{past}, nodecache.Unit{Line: "c", Version: 1, Data: []byte("pods")})
+	whole, err := nodecache.MergeCheckpoint(empty.Bytes(), nodecache.Saved{
+		Infos: []nodecache.SavedInfo{in}, Past: []nodecache.SavedPast{past}, Pods: nodecache.Unit{Line: "c", Version: 1, Data: []byte("pods")},
+		Learned: []nodecache.SavedLearned{{Workload: nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "a"}, Names: map[string]time.Time{"prod/pkg.A": time.Now()}}},
+	})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -34,6 +37,9 @@ func FuzzCheckpoint(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(whole, []byte(nil), []byte(nil), []byte(nil))
+	for _, s := range sections {
+		f.Add([]byte(nil), []byte(s.Payload), []byte(nil), []byte(nil))
+	}
 	f.Add(whole[:len(whole)-1], []byte{1}, []byte{0xff}, []byte("x"))
 	f.Add([]byte(nil), []byte(sections[2].Payload), []byte(nil), []byte(nil))
 	f.Add([]byte(nil), []byte(sections[0].Payload), []byte(sections[1].Payload), []byte("pods"))
@@ -44,6 +50,7 @@ func FuzzCheckpoint(f *testing.F) {
 			nodecache.Section{Name: "files", Kind: 2, Payload: string(files)},
 			nodecache.Section{Name: "pods", Kind: 1, Payload: string(pods)},
 			nodecache.Section{Name: "past", Kind: 2, Payload: string(infos)},
+			nodecache.Section{Name: "learned", Kind: 2, Payload: string(infos)},
 			nodecache.Section{Name: "other", Kind: 7, Payload: string(pods)}))
 		for _, data := range [][]byte{file, built.Bytes()} {
 			got, err := nodecache.DecodeCheckpoint(data)
@@ -66,7 +73,7 @@ func FuzzCheckpoint(f *testing.F) {
 				}
 				d.RemovePod("p")
 			}
-			data, err = nodecache.MergeCheckpoint(data, d.Snapshot(), got.Past, got.Pods)
+			data, err = nodecache.MergeCheckpoint(data, nodecache.Saved{Infos: d.Snapshot(), Past: got.Past, Learned: got.Learned, Pods: got.Pods})
 			must(t, err)
 			again, err := nodecache.DecodeCheckpoint(data)
 			must(t, err)

@@ -36,16 +36,19 @@ func (m *merge) write(to io.Writer) error {
 }
 
 // mergeAll merges everything. An error is that of the sections.
-func mergeAll(old []section, infos []SavedInfo, past []SavedPast, pods Unit) (*merge, error) {
+func mergeAll(old []section, s Saved) (*merge, error) {
 	var m merge
 	now := time.Now()
-	if err := m.infos(old, infos, now); err != nil {
+	if err := m.infos(old, s.Infos, now); err != nil {
 		return nil, err
 	}
-	if err := m.past(old, past, now); err != nil {
+	if err := m.past(old, s.Past, now); err != nil {
 		return nil, err
 	}
-	m.pods(old, pods)
+	if err := m.learned(old, s.Learned, now); err != nil {
+		return nil, err
+	}
+	m.pods(old, s.Pods)
 	m.rest(old)
 	return &m, nil
 }
@@ -200,7 +203,7 @@ func (m *merge) pods(old []section, u Unit) {
 func (m *merge) rest(old []section) {
 	for _, s := range old {
 		switch s.name {
-		case sectionInfo, sectionFiles, sectionPods, sectionPast:
+		case sectionInfo, sectionFiles, sectionPods, sectionPast, sectionLearned:
 		default:
 			if m.size+len(s.payload) < maxFile-maxFile/16 {
 				m.add(s, s.payload)

@@ -34,7 +34,7 @@ func stateAt(t *testing.T, dir string) *state {
 
 func (s *state) save(pods nodecache.Unit, infos ...nodecache.SavedInfo) {
 	s.t.Helper()
-	must(s.t, s.Save(infos, nil, pods))
+	must(s.t, s.Save(nodecache.Saved{Infos: infos, Pods: pods}))
 }
 
 func (s *state) load() *nodecache.Saved {
@@ -226,7 +226,7 @@ func TestOverlappingWritersLoseNothing(t *testing.T) {
 			var mine []nodecache.SavedInfo
 			for r := range rounds {
 				mine = append(mine, savedInfo(fmt.Sprintf("w%d-%02d", w, r), r, "pkg.A"))
-				if err := s.Save(mine, nil, nodecache.Unit{Line: "c", Version: uint64(r*writers + w), Data: fmt.Append(nil, r*writers+w)}); err != nil {
+				if err := s.Save(nodecache.Saved{Infos: mine, Pods: nodecache.Unit{Line: "c", Version: uint64(r*writers + w), Data: fmt.Append(nil, r*writers+w)}}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -256,7 +256,7 @@ func TestInfoThatHasEndedIsForgotten(t *testing.T) {
 func TestUnknownSectionsAreKept(t *testing.T) {
 	s := newState(t)
 	foreign := []nodecache.Section{
-		{Name: "learned", Kind: 2, Payload: "\x01k" + strings.Repeat("\x00", 24) + "\x00"},
+		{Name: "earlier", Kind: 2, Payload: "\x01k" + strings.Repeat("\x00", 24) + "\x00"},
 		{Name: "later", Kind: 9, Version: 3, Payload: "of a later program"},
 	}
 	var b bytes.Buffer
@@ -349,7 +349,7 @@ func TestDirectoryThatCannotBeWrittenIsAnError(t *testing.T) {
 	if _, err := s.Load(); err == nil {
 		t.Error("loaded from below a file")
 	}
-	if err := s.Save(nil, nil, nodecache.Unit{}); err == nil {
+	if err := s.Save(nodecache.Saved{}); err == nil {
 		t.Error("saved below a file")
 	}
 	if err := s.Prepare(); err == nil {
@@ -391,9 +391,9 @@ func TestPastOfAllWritersCounts(t *testing.T) {
 	fails := func(next int) *nodecache.SavedFailure {
 		return &nodecache.SavedFailure{Since: at(-1), Count: 2, Class: "deadline", Hung: true, Reason: "x", Next: at(next)}
 	}
-	must(t, a.Save(nil, []nodecache.SavedPast{past("both", 30, fails(10), -30, -20), past("a", 5, nil, -55), past("ended", -1, nil, -61)}, nodecache.Unit{}))
-	must(t, b.Save(nil, []nodecache.SavedPast{past("both", 50, nil, -20, -10), past("b", 1e6, fails(20))}, nodecache.Unit{}))
-	must(t, b.Save(nil, []nodecache.SavedPast{past("b", 40, fails(15))}, nodecache.Unit{}))
+	must(t, a.Save(nodecache.Saved{Past: []nodecache.SavedPast{past("both", 30, fails(10), -30, -20), past("a", 5, nil, -55), past("ended", -1, nil, -61)}}))
+	must(t, b.Save(nodecache.Saved{Past: []nodecache.SavedPast{past("both", 50, nil, -20, -10), past("b", 1e6, fails(20))}}))
+	must(t, b.Save(nodecache.Saved{Past: []nodecache.SavedPast{past("b", 40, fails(15))}}))
 	got := map[string]nodecache.SavedPast{}
 	for _, p := range a.load().Past {
 		got[p.Key.UID] = p
@@ -412,5 +412,53 @@ func TestPastOfAllWritersCounts(t *testing.T) {
 		if g.Until = w.Until; !reflect.DeepEqual(g, w) {
 			t.Errorf("%s: %+v %+v, want %+v %+v", uid, g, g.Failure, w, w.Failure)
 		}
+	}
+}
+
+func TestWhatWritersLearnedIsMergedByName(t *testing.T) {
+	a := newState(t)
+	b := stateAt(t, a.Dir)
+	now := time.Now().UTC().Truncate(time.Second)
+	days := func(n int) time.Time { return now.Add(-time.Duration(n) * 24 * time.Hour) }
+	web := nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "web"}
+	job := nodecache.Workload{Namespace: "prod", Kind: "Job", Name: "nightly"}
+	full := nodecache.Workload{Namespace: "prod", Kind: "ReplicaSet", Name: "full"}
+	save := func(s *state, ls ...nodecache.SavedLearned) {
+		t.Helper()
+		must(t, s.Save(nodecache.Saved{Learned: ls}))
+	}
+	many := func(pre string, n, age int) nodecache.SavedLearned {
+		l := nodecache.SavedLearned{Workload: full, Names: map[string]time.Time{}}
+		for i := range n {
+			l.Names[fmt.Sprintf("prod/%s.S%d", pre, i)] = days(age)
+		}
+		return l
+	}
+	save(a, nodecache.SavedLearned{Workload: web, Names: map[string]time.Time{"prod/a.A": days(3), "prod/a.B": days(1), "prod/a.Old": days(8)}}, many("old", 60, 2))
+	save(b, nodecache.SavedLearned{Workload: web, Names: map[string]time.Time{"prod/a.A": days(2), "at/c/a.C": now.Add(24 * time.Hour)}},
+		nodecache.SavedLearned{Workload: job, Names: map[string]time.Time{"prod/a.A": days(9)}}, many("new", 60, 1))
+	save(a, nodecache.SavedLearned{Workload: web, Names: map[string]time.Time{"prod/a.B": days(5)}})
+	got := map[nodecache.Workload]map[string]time.Time{}
+	for _, l := range a.load().Learned {
+		got[l.Workload] = l.Names
+	}
+	if ahead := got[web]["at/c/a.C"]; ahead.Before(now) || ahead.After(time.Now()) {
+		t.Errorf("a use that a clock ahead saw is of %s", ahead)
+	}
+	delete(got[web], "at/c/a.C")
+	if want := map[string]time.Time{"prod/a.A": days(2), "prod/a.B": days(1)}; !reflect.DeepEqual(got[web], want) {
+		t.Errorf("got %v, want %v", got[web], want)
+	}
+	if len(got) != 2 {
+		t.Errorf("%d workloads are left, want 2", len(got))
+	}
+	fresh := 0
+	for name := range got[full] {
+		if strings.HasPrefix(name, "prod/new.") {
+			fresh++
+		}
+	}
+	if len(got[full]) != nodecache.LearnedMost || fresh != 60 {
+		t.Errorf("%d names are left, %d of the later ones", len(got[full]), fresh)
 	}
 }

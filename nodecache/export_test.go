@@ -65,12 +65,12 @@ func DecodeCheckpoint(data []byte) (*Saved, error) {
 }
 
 // MergeCheckpoint is Save into a file of these bytes.
-func MergeCheckpoint(old []byte, infos []SavedInfo, past []SavedPast, pods Unit) ([]byte, error) {
+func MergeCheckpoint(old []byte, s Saved) ([]byte, error) {
 	sections, err := parseFile(old)
 	if err != nil {
 		return nil, err
 	}
-	m, err := mergeAll(sections, infos, past, pods)
+	m, err := mergeAll(sections, s)
 	if err != nil {
 		return nil, err
 	}

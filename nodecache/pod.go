@@ -106,6 +106,25 @@ func (d Declared) equal(e Declared) bool {
 	return d.Port == e.Port && slices.Equal(d.Services, e.Services)
 }
 
+// Upstream is what a pod says that it calls.
+type Upstream struct {
+	// Authority is that of the calls, in lower case and without a dot at the end
+	// of the host, with or without a port; empty where they name nothing but the
+	// gRPC service.
+	Authority string
+	// Service is the gRPC service; empty for each that is known to be served
+	// there.
+	Service string
+}
+
+// String is as the pod writes it.
+func (u Upstream) String() string {
+	if u.Service == "" {
+		return u.Authority
+	}
+	return u.Authority + "/" + u.Service
+}
+
 // To whom a pod exports, where it is not a list of namespaces.
 const (
 	ExportAll  = "*"
@@ -143,6 +162,8 @@ type Common struct {
 	// Ignored says, one line each, what of the pod's annotations is ignored, and
 	// why.
 	Ignored []string
+	// Upstreams are what the pod says that it calls, each once, in its order.
+	Upstreams []Upstream
 }
 
 // Pod is one pod as the agent remembers it. A Pod is immutable once it was
@@ -212,7 +233,8 @@ func (c *Common) same(d *Common) bool {
 			slices.Equal(c.Hints, d.Hints) &&
 			slices.EqualFunc(c.Declared, d.Declared, Declared.equal) &&
 			c.Policy.Equal(d.Policy) &&
-			slices.Equal(c.Ignored, d.Ignored)
+			slices.Equal(c.Ignored, d.Ignored) &&
+			slices.Equal(c.Upstreams, d.Upstreams)
 }
 
 // Compare orders pods by namespace, name and UID.

@@ -17,6 +17,7 @@ func TestPodEqualSeesEveryField(t *testing.T) {
 		p.More = []netip.Addr{netip.MustParseAddr("2001:db8::1")}
 		p.Export = "web"
 		p.Policy, p.Ignored = &nodecache.Policy{NoOutliers: true}, []string{"x"}
+		p.Upstreams = []nodecache.Upstream{{Authority: "users", Service: "pkg.D"}}
 		return p
 	}
 	if !full().Equal(full()) {

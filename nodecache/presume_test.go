@@ -238,7 +238,7 @@ func TestPresumptionOutlivesTheAgent(t *testing.T) {
 			t.Error("what is saved changed by the time alone")
 		}
 		k := &nodecache.Checkpoint{Dir: t.TempDir()}
-		must(t, k.Save(d.Snapshot(), nil, nodecache.Unit{}))
+		must(t, k.Save(nodecache.Saved{Infos: d.Snapshot()}))
 		time.Sleep(time.Hour) // nobody runs
 		file, err := k.Load()
 		must(t, err)

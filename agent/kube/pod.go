@@ -26,6 +26,9 @@ const (
 	ExportAnnotation = "fingerpost.dev/export-to"
 	// LocalityAnnotation says who is called first: "even", "zone" or "node".
 	LocalityAnnotation = "fingerpost.dev/locality"
+	// UpstreamsAnnotation lists, separated by commas, what the pod calls: gRPC
+	// services, and Services with or without one; see parseUpstreams.
+	UpstreamsAnnotation = "fingerpost.dev/upstreams"
 	// PeerAnnotation is on the pods of agents alone: where this one answers the
 	// others, and with which key; see [ParsePeer].
 	PeerAnnotation = "fingerpost.dev/peer"

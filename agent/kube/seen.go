@@ -15,11 +15,11 @@ type seen struct {
 	created              time.Time
 	deleted              bool
 	// Labels.
-	templateHash, revisionHash, rolloutsHash, zone, region string
-	grpcPort, services, collect, export, locality          annotation
-	policy                                                 policyTexts
-	controlled                                             bool // controller is set
-	controller                                             struct{ kind, name, uid string }
+	templateHash, revisionHash, rolloutsHash, zone, region   string
+	grpcPort, services, collect, export, locality, upstreams annotation
+	policy                                                   policyTexts
+	controlled                                               bool // controller is set
+	controller                                               struct{ kind, name, uid string }
 
 	node        string
 	peer        string // the annotation of an agent's pod
@@ -66,6 +66,8 @@ func (s *seen) annotation(key, value string) {
 		s.export = annotation{value, true}
 	case LocalityAnnotation:
 		s.locality = annotation{value, true}
+	case UpstreamsAnnotation:
+		s.upstreams = annotation{value, true}
 	case PeerAnnotation:
 		s.peer = value[:min(len(value), maxPeer)]
 	default:

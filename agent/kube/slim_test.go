@@ -48,7 +48,7 @@ func anyPod(seed int64) *corev1.Pod {
 	pod.Labels = tags(pod.Labels, []string{"", "5d9", "z1"}, templateHashLabel, revisionHashLabel, rolloutsHashLabel, zoneLabel, regionLabel)
 	pod.Annotations = tags(pod.Annotations, []string{"", "true", "false", "8080, x,9090", "50051=a.A,b.B;1=c", "a.A", "0"},
 		GRPCPortAnnotation, ServicesAnnotation, CollectAnnotation, metav1.InitialEventsAnnotationKey)
-	pod.Annotations = tags(pod.Annotations, []string{"", "*", "a, *", "b,a,b", "b", "A,b", ",", "-"}, ExportAnnotation)
+	pod.Annotations = tags(pod.Annotations, []string{"", "*", "a, *", "b,a,b", "b", "A,b", ",", "-"}, ExportAnnotation, UpstreamsAnnotation)
 	pod.Annotations = tags(pod.Annotations, []string{"", "1", "2s", "off", "50%", "reset,unavailable", "x"},
 		RetryOnAnnotation, NumRetriesAnnotation, RetryBudgetAnnotation,
 		MaxRequestsAnnotation, ConnectTimeoutAnnotation, KeepaliveAnnotation, OutlierAnnotation)

@@ -75,7 +75,7 @@ func (s *seen) templateKey(b []byte) []byte {
 		text(s.name)
 		text(s.uid)
 	}
-	for _, a := range [...]annotation{s.grpcPort, s.services, s.collect, s.export, s.locality} {
+	for _, a := range [...]annotation{s.grpcPort, s.services, s.collect, s.export, s.locality, s.upstreams} {
 		if b = appendBool(b, a.there); a.there {
 			text(a.value)
 		}
@@ -105,7 +105,7 @@ func newTemplate(key string) *template {
 	var s seen
 	s.namespace, s.templateHash, s.revisionHash, s.rolloutsHash = r.text(), r.text(), r.text(), r.text()
 	kind, name, uid := r.text(), r.text(), r.text()
-	for _, a := range [...]*annotation{&s.grpcPort, &s.services, &s.collect, &s.export, &s.locality} {
+	for _, a := range [...]*annotation{&s.grpcPort, &s.services, &s.collect, &s.export, &s.locality, &s.upstreams} {
 		if a.there = r.bool(); a.there {
 			a.value = r.text()
 		}
@@ -142,6 +142,7 @@ func newTemplate(key string) *template {
 	t.Declared = t.declared(s.services, t.Hints)
 	t.Export = t.exports(s.export)
 	t.Locality = t.locality(s.locality)
+	t.Upstreams = t.upstreams(s.upstreams)
 	t.optedOut, t.collectOn = t.collect(s.collect)
 	var ignore []string
 	t.Policy, ignore = parsePolicy(&s.policy)

@@ -3,6 +3,7 @@ package peer_test
 import (
 	"context"
 	"crypto/ed25519"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -21,6 +22,7 @@ import (
 	peerv1 "github.com/fingerpost/fingerpost/agent/peer/fingerpost/peer/v1"
 	"github.com/fingerpost/fingerpost/agent/schedule"
 	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/test/harness"
 )
 
 // patience is how long a test waits for what has to come.
@@ -232,11 +234,12 @@ func knows(k nodecache.Knowledge) func(*nodecache.Owner) bool {
 // eventually polls for what no channel tells.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in time", what)
+	harness.Eventually(t, patience, func() error {
+		if !ok() {
+			return errors.New(what)
 		}
-	}
+		return nil
+	})
 }
 
 // Check 44: an owner with pods on five nodes is collected once in the cluster,

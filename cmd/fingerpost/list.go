@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -175,7 +176,19 @@ func proxiesTable(w *table, proxies []ads.Client) {
 				proved += ": " + p.Identity.Pod
 			}
 		}
-		row := []any{p.ID, proved, time.Since(p.Connected).Round(time.Second).String(), protocol, p.Clusters}
+		given := map[string]int{}
+		for _, u := range p.Upstreams {
+			given[u.Origin]++
+		}
+		var counts []string
+		for _, origin := range slices.Sorted(maps.Keys(given)) {
+			counts = append(counts, fmt.Sprintf("%d %s", given[origin], origin))
+		}
+		clusters := p.Clusters
+		if len(counts) > 0 {
+			clusters += " (" + strings.Join(counts, ", ") + ")"
+		}
+		row := []any{p.ID, proved, time.Since(p.Connected).Round(time.Second).String(), protocol, clusters}
 		last := strings.Join(append(slices.DeleteFunc([]string{p.State}, func(s string) bool { return s == "" }), p.Warnings...), "; ")
 		for _, name := range []string{"cds", "eds", "lds", "rds"} {
 			t, ok := p.Types[name]

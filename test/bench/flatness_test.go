@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
@@ -97,7 +96,8 @@ func newFlow() (*flow, error) {
 		return nil, err
 	}
 	f.sub = f.dir.Subscribe()
-	f.server = ads.New(ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
+	f.server = ads.New(ads.Options{View: func(in ads.Introduction) (ads.View, error) {
+		n := in.Node
 		scopes, err := resources.Scopes(n)
 		return ads.View{Scopes: scopes}, err
 	}})

@@ -25,9 +25,11 @@ import (
 // name that nobody has, take turns with the same through an Envoy that has all in
 // its static configuration; a first call is compared with the first one of an
 // Envoy that has all clusters already, and memory at 10,000 services, divided by
-// that at 100, with that of such a one.
+// that at 100, with that of such a one. Calls that the agent answers take turns
+// with the same while another client invents names.
 var sidecars = benchmark{names: []string{
-	"sidecar/later-call", "sidecar/first-call", "sidecar/unknown-first-call", "sidecar/unknown-later-call", "sidecar/rss-10k-services",
+	"sidecar/later-call", "sidecar/first-call", "sidecar/unknown-first-call", "sidecar/unknown-later-call",
+	"sidecar/invented-names/other-client", "sidecar/rss-10k-services",
 }, run: runSidecars}
 
 const (
@@ -39,7 +41,7 @@ const (
 )
 
 // times is how long calls took, in one of two ways.
-type times struct{ first, later, unknownFirst, unknownLater []time.Duration }
+type times struct{ first, later, unknownFirst, unknownLater, flooded []time.Duration }
 
 func runSidecars(ctx context.Context, r *run) ([]result, error) {
 	small, large, rounds := 100, 10_000, 2000
@@ -85,6 +87,7 @@ func runSidecars(ctx context.Context, r *run) ([]result, error) {
 		row("sidecar/first-call", demand.first, rival.first),
 		row("sidecar/unknown-first-call", demand.unknownFirst, rival.unknownLater),
 		row("sidecar/unknown-later-call", demand.unknownLater, rival.unknownLater),
+		row("sidecar/invented-names/other-client", demand.flooded, rival.flooded),
 		better("sidecar/rss-10k-services", "x", ours[1]/ours[0], others[1]/others[0]),
 	}, nil
 }
@@ -203,7 +206,9 @@ func (s *sidecarSite) onDemand(ctx context.Context, rounds int) (memory float64,
 			}
 		}
 	}
-	return f.now, demand, static, nil
+	// The other way is the same sidecar while nobody else calls.
+	static.flooded, demand.flooded, err = s.beside(ctx, e, rounds)
+	return f.now, demand, static, err
 }
 
 // all weighs an Envoy that has all clusters, and calls through it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -28,17 +29,24 @@ type epochs struct {
 	dir     string
 	current *sidecar
 	number  int
-	address string // of the egress
+	address string           // of the egress
+	network *harness.Network // nil: this process's own
 }
 
 // hotRestarting starts the first Envoy of a pod, and waits until it is ready.
 func (s *site) hotRestarting(t *testing.T, api, id string) *epochs {
 	t.Helper()
+	return s.hotRestartingIn(t, nil, api, id)
+}
+
+// hotRestartingIn does so in a network; nil is this process's own.
+func (s *site) hotRestartingIn(t *testing.T, in *harness.Network, api, id string) *epochs {
+	t.Helper()
 	conf, errs, code := run(t, "bootstrap", "--format", "envoy", "--ads-socket", s.ads, "--node-id", id, "--api", api)
 	if code != 0 || errs != "" {
 		t.Fatalf("fingerpost bootstrap: exit %d, %s", code, errs)
 	}
-	e := &epochs{t: t, config: conf, dir: t.TempDir(), number: -1, address: fmt.Sprintf("passthrough:127.0.0.1:%d", s.egress)}
+	e := &epochs{t: t, config: conf, dir: t.TempDir(), number: -1, network: in, address: fmt.Sprintf("passthrough:127.0.0.1:%d", s.egress)}
 	e.next()
 	e.current.WaitReady(t, soon)
 	return e
@@ -58,9 +66,14 @@ func (e *epochs) next() (parent *sidecar) {
 	}
 	args = append(args, "--drain-time-s", "2", "--parent-shutdown-time-s", "4")
 	parent = e.current
-	e.current = &sidecar{Envoy: harness.StartEnvoy(e.t, e.config, harness.EnvoyOptions{HotRestart: true, Args: args}), t: e.t}
-	e.current.conn = dial(e.t, e.address)
+	e.current = &sidecar{Envoy: harness.StartEnvoy(e.t, e.config, harness.EnvoyOptions{HotRestart: true, Args: args, Network: e.network}), t: e.t}
+	e.current.conn = dial(e.t, e.address, e.from())
 	return parent
+}
+
+// from makes connections those of the application.
+func (e *epochs) from() grpc.DialOption {
+	return grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return e.network.Dial(ctx, "tcp", addr) })
 }
 
 // streams opens one stream after the other, has some answers on each, and ends
@@ -70,7 +83,7 @@ func (e *epochs) streams(service string) (ended func() int64, stop func()) {
 	var n atomic.Int64
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
-	conn := dial(e.t, e.address)
+	conn := dial(e.t, e.address, e.from())
 	one := func() error {
 		stream, err := demo.Chat(context.Background(), conn, service)
 		if err != nil {
@@ -111,7 +124,7 @@ func (e *epochs) fresh(service string) (answered func() int64, stop func()) {
 	var done sync.WaitGroup
 	done.Go(func() {
 		for ctx.Err() == nil {
-			conn, err := grpc.NewClient(e.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			conn, err := grpc.NewClient(e.address, e.from(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 			if err == nil {
 				_, err = say(e.t, conn, service)
 				_ = conn.Close()

@@ -2,15 +2,19 @@ package e2e_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -294,22 +298,85 @@ func (e *sidecar) rss() int {
 	return 0
 }
 
+// pods are so many of a ReplicaSet, by their ids: a, b, c and so on.
+func pods(prefix string, n int) (ids []string) {
+	for i := range n {
+		ids = append(ids, fmt.Sprintf("%s%c", prefix, 'a'+i))
+	}
+	return ids
+}
+
+// The neighbour's calls go on, and so do its updates, as if nobody else were
+// there; memory is that of the sidecar whose application invents names.
 func TestInventedNamesCostNoMemoryAndNobodyElse(t *testing.T) {
 	t.Parallel()
 	w, s := newWorld(t), newSite(t)
 	w.serve("web-1-a", []string{"shop.Web", "shop.Other"})
+	beside := harness.NewNetwork(t)
+	w.served(beside, "calm-1-a", "calm.Web")
 	a := s.start(t, "--source", w.write().source()).ready()
 	e := s.sidecar(t, "delta", "prod/me")
+	neighbour := s.sidecarIn(t, beside, "delta", "prod/neighbour")
+	neighbour.WaitReady(t, soon)
 	reaches(t, e.conn, "shop.Web", "web-1-a")
-	call := func(i int) {
-		err := e.conn.Invoke(deadline(t), fmt.Sprintf("/invented.S%d/Say", i), &wrapperspb.StringValue{}, &emptypb.Empty{})
+	reaches(t, neighbour.conn, "calm.Web", "calm-1-a")
+	invent := func(i int) error {
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		err := e.conn.Invoke(ctx, fmt.Sprintf("/invented.S%d/Say", i), &wrapperspb.StringValue{}, &emptypb.Empty{})
 		if status.Code(err) != codes.Unimplemented {
-			t.Fatalf("call %d: %v", i, err)
+			return fmt.Errorf("call %d: %w", i, err)
+		}
+		return nil
+	}
+	call := func(i int) {
+		t.Helper()
+		if err := invent(i); err != nil {
+			t.Fatal(err)
 		}
 	}
 	before := e.rss()
-	for i := range 10000 {
-		call(i)
+	// As long as the neighbour is looked at, and 10,000 times.
+	answered, stop := load(t, neighbour.conn, "calm.Web")
+	var enough atomic.Bool
+	var flood errgroup.Group
+	flood.Go(func() error {
+		for i := 0; i < 10000 || !enough.Load(); i++ {
+			if err := invent(i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for i := range 5 {
+		// First calls, updates of what it has, and a name that comes while it is called.
+		name := fmt.Sprintf("calm.New%d", i)
+		seen, done := outcomes(t, neighbour.conn, name)
+		harness.Eventually(t, soon, func() error {
+			if got := seen(); len(got) == 0 {
+				return errors.New("no call has ended")
+			}
+			return nil
+		})
+		w.served(beside, fmt.Sprintf("calm%d-1-a", i), name)
+		w.served(beside, fmt.Sprintf("calm-1-%c", 'b'+i), "calm.Web")
+		w.write()
+		reaches(t, neighbour.conn, name, fmt.Sprintf("calm%d-1-a", i))
+		done()
+		if got := seen(); !slices.Equal(got, []codes.Code{codes.Unimplemented, codes.OK}) && !slices.Equal(got, []codes.Code{codes.Unimplemented, codes.Unavailable, codes.OK}) {
+			t.Errorf("calls of a name that comes get %v", got)
+		}
+		reaches(t, neighbour.conn, "calm.Web", pods("calm-1-", i+2)...)
+		proceeds(t, answered)
+	}
+	enough.Store(true)
+	if err := flood.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	neighbour.content()
+	if p, err := a.identityOf("prod/neighbour"); err != nil || p.State != "" {
+		t.Errorf("the neighbour is %q, %v", p.State, err)
 	}
 	after := e.rss()
 	if after > before+before/10 {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -55,6 +56,13 @@ func (s *site) sidecar(t *testing.T, api, id string) *sidecar {
 // earlySidecar is a sidecar that need not be ready: the agent may not be there.
 func (s *site) earlySidecar(t *testing.T, api, id string) *sidecar {
 	t.Helper()
+	return s.sidecarIn(t, nil, api, id)
+}
+
+// sidecarIn is an earlySidecar in a network, from which its application calls;
+// nil is this process's own.
+func (s *site) sidecarIn(t *testing.T, in *harness.Network, api, id string) *sidecar {
+	t.Helper()
 	args := []string{"bootstrap", "--format", "envoy", "--ads-socket", s.ads, "--node-id", id, "--api", api}
 	if api == "all" {
 		args = append(args[:len(args)-1], "delta", "--clusters", "all")
@@ -63,9 +71,20 @@ func (s *site) earlySidecar(t *testing.T, api, id string) *sidecar {
 	if code != 0 || errs != "" {
 		t.Fatalf("fingerpost bootstrap: exit %d, %s", code, errs)
 	}
-	e := &sidecar{Envoy: harness.StartEnvoy(t, conf, harness.EnvoyOptions{}), t: t}
-	e.conn = dial(t, fmt.Sprintf("passthrough:127.0.0.1:%d", s.egress))
+	e := &sidecar{Envoy: harness.StartEnvoy(t, conf, harness.EnvoyOptions{Network: in}), t: t}
+	e.conn = s.app(t, in, "")
 	return e
+}
+
+// app is a connection of an application in a network to its sidecar, for calls
+// to an authority; empty for those that name the gRPC service alone.
+func (s *site) app(t *testing.T, in *harness.Network, authority string) *grpc.ClientConn {
+	t.Helper()
+	opts := []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return in.Dial(ctx, "tcp", addr) })}
+	if authority != "" {
+		opts = append(opts, grpc.WithAuthority(authority))
+	}
+	return dial(t, fmt.Sprintf("passthrough:127.0.0.1:%d", s.egress), opts...)
 }
 
 func dial(t *testing.T, target string, opts ...grpc.DialOption) *grpc.ClientConn {

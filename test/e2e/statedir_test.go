@@ -170,7 +170,7 @@ func TestAgentKilledWhileItWritesFindsEverything(t *testing.T) {
 			}}},
 		})
 	}
-	if err := k.Save(infos, nil, nodecache.Unit{}); err != nil {
+	if err := k.Save(nodecache.Saved{Infos: infos}); err != nil {
 		t.Fatal(err)
 	}
 	log := &output{}

@@ -105,15 +105,14 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 		Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				var d net.Dialer
 				if socket != "" {
-					return d.DialContext(ctx, "unix", socket)
+					return opts.Network.Dial(ctx, "unix", socket)
 				}
 				at, err := os.ReadFile(address)
 				if err != nil {
 					return nil, err
 				}
-				return d.DialContext(ctx, "tcp", strings.TrimSpace(string(at)))
+				return opts.Network.Dial(ctx, "tcp", strings.TrimSpace(string(at)))
 			},
 		},
 	}}

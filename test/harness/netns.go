@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -108,6 +109,19 @@ func (n *Network) Do(f func() error) error {
 
 // Start starts a command in the namespace.
 func (n *Network) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
+
+// Dial connects from the namespace; from this process's own if n is nil.
+func (n *Network) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
+	dial := func() (err error) {
+		c, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	}
+	if n == nil {
+		return c, dial()
+	}
+	err = n.Do(dial)
+	return c, err
+}
 
 func (n *Network) up(name string) error {
 	link, err := n.LinkByName(name)

@@ -42,7 +42,8 @@ func nobody(reason string, pending bool) ads.Caller {
 // node's namespace.
 func identified(t *testing.T, o ads.Options, r ...*xds.Resource) (*world, *kernel, *prometheus.Registry) {
 	k, reg := &kernel{}, prometheus.NewRegistry()
-	o.View = func(n *corev3.Node, _ bool) (ads.View, error) {
+	o.View = func(in ads.Introduction) (ads.View, error) {
+		n := in.Node
 		namespace, _, _ := strings.Cut(n.GetId(), "/")
 		return ads.View{Scopes: []xds.Scope{xds.NamespaceScope(namespace), xds.Shared}}, nil
 	}

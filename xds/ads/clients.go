@@ -23,6 +23,9 @@ type Client struct {
 	// Clusters is "all" or "on-demand".
 	Clusters string   `json:"clusters"`
 	Identity Identity `json:"identity"`
+	// Upstreams are the clusters that a client on demand was given with its
+	// wildcard, without being asked for.
+	Upstreams []Wanted `json:"upstreams,omitempty"`
 	// State says what is wrong with a client that does not read, or does not
 	// acknowledge, for longer than the grace; empty: nothing.
 	State string `json:"state,omitempty"`
@@ -117,6 +120,7 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 		Clusters:  "all",
 		Identity:  st.who.shown(st.id),
 		Warnings:  st.warns,
+		Upstreams: st.given,
 		Types:     map[string]TypeStatus{},
 	}
 	if st.demand != nil {
@@ -141,22 +145,11 @@ func (st *stream) client() (Client, *corev3.Node, bool) {
 
 // Node returns the node of the client's latest stream; nil if it has none.
 func (s *Server) Node(client string) *corev3.Node {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	var latest *stream
-	for st := range s.streams {
-		if latest != nil && st.connected.Before(latest.connected) {
-			continue
-		}
-		st.mu.Lock()
-		if st.node.GetId() == client && st.node != nil {
-			latest = st
-		}
-		st.mu.Unlock()
-	}
-	if latest == nil {
+	of := s.of(client)
+	if len(of) == 0 {
 		return nil
 	}
+	latest := slices.MaxFunc(of, func(a, b *stream) int { return a.connected.Compare(b.connected) })
 	latest.mu.Lock()
 	defer latest.mu.Unlock()
 	return latest.node

@@ -37,15 +37,13 @@ func (st *stream) receiveDelta(req *discovery.DeltaDiscoveryRequest) error {
 	}
 	demands := t == xds.Cluster && st.demands()
 	if demands {
+		st.ask(req.GetResourceNamesSubscribe(), true)
 		// What it brings from an earlier stream it asked for then.
-		st.ask(slices.Concat(req.GetResourceNamesSubscribe(), slices.Collect(maps.Keys(req.GetInitialResourceVersions()))))
+		st.ask(slices.Collect(maps.Keys(req.GetInitialResourceVersions())), false)
 	}
 	st.dial(t, req.GetResourceNamesSubscribe())
 	if report := st.applyDelta(t, req); report != nil {
 		report()
-	}
-	if demands {
-		st.wantFirst()
 	}
 	if demands && unsub > 0 {
 		st.demand.Drop(req.GetResourceNamesUnsubscribe())

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
 	"github.com/fingerpost/fingerpost/xds/client"
@@ -24,16 +22,19 @@ type asked struct {
 	// mu guards what follows.
 	mu       sync.Mutex
 	names    []string
+	itself   []string // those of them that the client asked for
 	dropped  []string
 	closed   bool
 	exchange []xds.Scope // returned once
 }
 
-func (a *asked) Ask(names []string) []xds.Scope {
+func (a *asked) Ask(names []string, itself bool) []xds.Scope {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, n := range names {
-		a.names = append(a.names, n)
+		if a.names = append(a.names, n); itself {
+			a.itself = append(a.itself, n)
+		}
 		a.w.set(in(backScope, cluster(n, 99)))
 	}
 	scopes := a.exchange
@@ -61,16 +62,28 @@ func (a *asked) read(f func()) {
 
 // demanding is a world whose delta clients fetch their clusters on demand.
 func demanding(t *testing.T, wanted ...string) (*world, *asked) {
+	w, a := demandingLater(t, wanted...)
+	w.server.OpenGate()
+	return w, a
+}
+
+// demandingLater has a closed gate.
+func demandingLater(t *testing.T, wanted ...string) (*world, *asked) {
 	a := &asked{}
-	w := newWorld(t, ads.Options{View: func(_ *corev3.Node, delta bool) (ads.View, error) {
+	w := newWorld(t, ads.Options{View: func(in ads.Introduction) (ads.View, error) {
 		v := ads.View{Scopes: []xds.Scope{nsScope, xds.Shared}}
-		if delta {
-			v.Demand, v.Fallback, v.Wanted = a, backScope, wanted
+		if in.Delta {
+			v.Demand, v.Fallback, v.Closed, v.Wanted = a, backScope, a.Close, func() []ads.Wanted {
+				var list []ads.Wanted
+				for _, name := range wanted {
+					list = append(list, ads.Wanted{Cluster: name, Origin: "test"})
+				}
+				return list
+			}
 		}
 		return v, nil
 	}})
 	a.w = w
-	w.server.OpenGate()
 	return w, a
 }
 
@@ -197,12 +210,7 @@ func TestWantedClustersComeWithoutBeingAskedFor(t *testing.T) {
 	w.set(in(nsScope, cluster("A", 1)), in(nsScope, cluster("B", 1)))
 	s := w.delta()
 	s.sub(cds)
-	names := map[string]bool{}
-	for !names["A"] {
-		for _, n := range s.next().Names() {
-			names[n] = true
-		}
-	}
+	s.want(cds, "A")
 	if !w.server.Want("prod/a-1", "B") || w.server.Want("prod/stranger", "B") {
 		t.Error("Want finds the wrong streams")
 	}
@@ -212,8 +220,89 @@ func TestWantedClustersComeWithoutBeingAskedFor(t *testing.T) {
 	s.want(cds, "B")
 	s.quiet()
 	a.read(func() {
-		if !slices.Contains(a.names, "A") || !slices.Contains(a.names, "B") {
-			t.Errorf("the demand heard of %v", a.names)
+		if !slices.Contains(a.names, "A") || !slices.Contains(a.names, "B") || len(a.itself) > 0 {
+			t.Errorf("the demand heard of %v, and that the client asked for %v", a.names, a.itself)
 		}
 	})
+	if cs := w.server.Clients(); len(cs) != 1 || !slices.Equal(cs[0].Upstreams, []ads.Wanted{{Cluster: "A", Origin: "test"}}) {
+		t.Errorf("clients: %+v", cs)
+	}
+}
+
+// What is wanted is found out when the agent knows the cluster, not when the
+// client comes.
+func TestWantedClustersComeWithTheFirstAnswerAlsoOfAnAgentThatStarts(t *testing.T) {
+	w, _ := demandingLater(t, "A", "B")
+	s := w.delta()
+	s.sub(cds)
+	w.until("connected", func() bool { return len(w.server.Clients()) == 1 })
+	w.set(in(nsScope, cluster("A", 1)), in(nsScope, cluster("C", 1)), cluster("tracing", 1))
+	w.server.OpenGate()
+	got := s.want(cds, "A", "B", "tracing")
+	for _, r := range got.Resources {
+		if r.Name == "B" && r.Version != cluster("B", 99).Version {
+			t.Errorf("B, which nobody has, is of version %s", r.Version)
+		}
+	}
+	// It is there before it is called.
+	w.set(in(nsScope, cluster("B", 1)))
+	s.want(cds, "B")
+	s.quiet()
+}
+
+// A client without a wildcard has what it names.
+func TestClientWithoutAWildcardIsGivenNothing(t *testing.T) {
+	w, _ := demanding(t, "A")
+	w.set(in(nsScope, cluster("A", 1)), in(nsScope, cluster("B", 1)))
+	s := w.delta()
+	s.sub(cds, "B")
+	s.want(cds, "B")
+	s.quiet()
+}
+
+// One that comes back with what it has gets what else is wanted.
+func TestWantedClustersOfAClientThatComesBack(t *testing.T) {
+	w, a := demanding(t, "A", "B")
+	w.set(in(nsScope, cluster("A", 1)), in(nsScope, cluster("B", 1)), in(nsScope, cluster("C", 1)))
+	var m client.Memory
+	m.Resources[cds] = map[string]client.Resource{
+		"A": {Name: "A", Version: cluster("A", 1).Version}, "C": {Name: "C", Version: cluster("C", 1).Version},
+	}
+	s := w.connect(client.Options{Delta: true, Memory: m})
+	s.sub(cds, "*", "C")
+	s.want(cds, "B")
+	s.quiet()
+	w.set(in(nsScope, cluster("A", 2)))
+	s.want(cds, "A")
+	a.read(func() {
+		if !slices.Equal(a.itself, []string{"C"}) {
+			t.Errorf("the client asked for %v", a.itself)
+		}
+	})
+}
+
+// A client may leave before the server knows what it may see.
+func TestClientThatLeavesWhileItIsIntroducedLeavesNothing(t *testing.T) {
+	a := &asked{}
+	entered, leave := make(chan struct{}), make(chan struct{})
+	w := newWorld(t, ads.Options{View: func(ads.Introduction) (ads.View, error) {
+		close(entered)
+		<-leave
+		return ads.View{Scopes: []xds.Scope{nsScope}, Demand: a, Closed: a.Close}, nil
+	}})
+	a.w = w
+	s := w.delta()
+	s.sub(cds, "A")
+	<-entered
+	s.Close()
+	if err := w.server.Shutdown(w.ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	a.read(func() {
+		if a.closed {
+			t.Error("closed before it began")
+		}
+	})
+	close(leave)
+	w.until("closed", func() (ok bool) { a.read(func() { ok = a.closed }); return })
 }

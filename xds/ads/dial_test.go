@@ -5,8 +5,6 @@ import (
 	"sync"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-
 	"github.com/fingerpost/fingerpost/xds"
 	"github.com/fingerpost/fingerpost/xds/ads"
 )
@@ -59,7 +57,8 @@ func (d *dialler) has(names ...string) func() bool {
 func TestWhatAClientNamesIsMadeForItAndNoOther(t *testing.T) {
 	for _, delta := range []bool{false, true} {
 		d := &dialler{names: map[string]bool{}}
-		w := newWorld(t, ads.Options{View: func(node *corev3.Node, _ bool) (ads.View, error) {
+		w := newWorld(t, ads.Options{View: func(in ads.Introduction) (ads.View, error) {
+			node := in.Node
 			v := ads.View{Scopes: []xds.Scope{dialScope, xds.Shared}}
 			if node.GetId() == "prod/a-1" {
 				v.Dialer = d
@@ -97,7 +96,7 @@ func TestWhatAClientNamesIsMadeForItAndNoOther(t *testing.T) {
 // A name for which nothing was made is given up as well.
 func TestMissingNameIsDroppedToo(t *testing.T) {
 	d := &dialler{names: map[string]bool{}}
-	w := newWorld(t, ads.Options{View: func(*corev3.Node, bool) (ads.View, error) {
+	w := newWorld(t, ads.Options{View: func(ads.Introduction) (ads.View, error) {
 		return ads.View{Scopes: []xds.Scope{xds.Shared}, Dialer: d}, nil
 	}})
 	d.w = newWorld(t, ads.Options{}) // what it makes nobody sees

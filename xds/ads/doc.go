@@ -80,7 +80,8 @@
 // name does that has entries in two scopes. Such a stand-in waits until the
 // evidence is complete where the client brought something else under the name.
 // [Server.Want] subscribes in a client's place, and a client that comes back is
-// subscribed to what it brings. A demand can exchange the client's route tables,
+// subscribed to what it brings. So it is to what its [View] wants for it, which
+// comes with the first answer to its wildcard. A demand can exchange the client's route tables,
 // by other scopes.
 //
 // # What a client has

@@ -80,7 +80,8 @@ func TestClosedGateEndsStreamsAfterTheHoldLimit(t *testing.T) {
 }
 
 func TestUnknownScopeIsAnswered(t *testing.T) {
-	w := newWorld(t, ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
+	w := newWorld(t, ads.Options{View: func(in ads.Introduction) (ads.View, error) {
+		n := in.Node
 		if n.GetId() == "" {
 			return ads.View{}, errors.New("node.id is empty; set it to <namespace>/<pod>")
 		}

@@ -64,7 +64,7 @@ func TestClientsEndWithWhatTheTablesHold(t *testing.T) {
 
 func history(t *testing.T, rnd *rand.Rand) {
 	scopes := []xds.Scope{xds.NamespaceScope("prod"), xds.Shared}
-	w := newWorld(t, ads.Options{View: func(*corev3.Node, bool) (ads.View, error) { return ads.View{Scopes: scopes}, nil }})
+	w := newWorld(t, ads.Options{View: func(ads.Introduction) (ads.View, error) { return ads.View{Scopes: scopes}, nil }})
 	w.server.OpenGate()
 	names := []string{"a", "b", "c", "d", "e", "f"}
 	m := model{}

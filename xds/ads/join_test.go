@@ -14,7 +14,8 @@ import (
 // Clients that are sent nearly the same long list get just what each of them may
 // see, in delta and in the state of the world, whoever is sent it at that time.
 func TestLongListsHoldWhatTheirClientMaySee(t *testing.T) {
-	w := newWorld(t, ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
+	w := newWorld(t, ads.Options{View: func(in ads.Introduction) (ads.View, error) {
+		n := in.Node
 		return ads.View{Scopes: []xds.Scope{xds.NamespaceScope(n.GetId()[:1]), xds.Shared}}, nil
 	}})
 	w.server.OpenGate()

@@ -23,6 +23,9 @@ func (st *stream) collect() (msgs []message, until, again time.Time) {
 	if !st.s.open {
 		return nil, st.began.Add(st.s.opts.HoldLimit), again
 	}
+	if st.wants() {
+		return nil, until, time.Now() // it was not answered a moment ago
+	}
 	now, evidence := time.Now(), st.s.table.evidence(st.sight.scopes)
 	until = st.ungate(evidence == xds.Pending && st.lacking())
 	build := st.buildSotW

@@ -25,12 +25,10 @@ const DefaultGrace = 5 * time.Second
 
 // Options configure a [Server]. The zero Options work.
 type Options struct {
-	// View returns what a client may see, by its node and whether its stream is
-	// one of delta. It is called once for each stream, at its first request,
-	// with a node that is never nil, and whose id is the pod that was proved, if
-	// one was. An error ends the stream with
-	// INVALID_ARGUMENT and the error's text. Nil means [xds.Shared] for all.
-	View func(node *corev3.Node, delta bool) (View, error)
+	// View returns what a client may see. It is called once for each stream, at
+	// its first request. An error ends the stream with INVALID_ARGUMENT and the
+	// error's text. Nil means [xds.Shared] for all.
+	View func(Introduction) (View, error)
 	// Joined hears who is at the other end of a stream, with the node of View,
 	// when that is known. It is called with the server's locks free and must not
 	// block. Nil: nobody hears of it.
@@ -67,6 +65,15 @@ type Options struct {
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil: they are kept unregistered.
 	Registerer prometheus.Registerer
+}
+
+// Introduction is what is known of a client when its stream begins.
+type Introduction struct {
+	// Node is never nil. Its id is the pod's that is proved, if one is, else what
+	// the client says.
+	Node   *corev3.Node
+	Delta  bool
+	Proved bool // the pod is
 }
 
 // short is how long the server waits for a request that an Envoy sends at once.
@@ -119,7 +126,7 @@ func New(opts Options) *Server {
 		opts.Trial = DefaultTrial
 	}
 	if opts.View == nil {
-		opts.View = func(*corev3.Node, bool) (View, error) { return View{Scopes: []xds.Scope{xds.Shared}}, nil }
+		opts.View = func(Introduction) (View, error) { return View{Scopes: []xds.Scope{xds.Shared}}, nil }
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -293,7 +300,8 @@ func (s *Server) begin(st *stream) bool {
 
 func (s *Server) end(st *stream) {
 	st.mu.Lock()
-	demand, dialer := st.demand, st.dialer
+	closed, dialer := st.closed, st.dialer
+	st.over = true
 	st.mu.Unlock()
 	s.mu.Lock()
 	delete(s.streams, st)
@@ -301,8 +309,8 @@ func (s *Server) end(st *stream) {
 		s.leave(st.countedBy)
 	}
 	s.mu.Unlock()
-	if demand != nil {
-		demand.Close()
+	if closed != nil {
+		closed()
 	}
 	if dialer != nil {
 		dialer.Close()

@@ -50,11 +50,14 @@ type stream struct {
 	who    Caller
 	key    string // of the client, for limits and what is remembered
 	sight  sight
-	demand Demand    // nil for a client that has all clusters; set once
-	dialer Dialer    // nil: nobody hears of what it names; set once
-	wanted []string  // that it is to have with the first answer
-	warns  []string  // of the view
-	began  time.Time // of the first request of a served type
+	demand Demand          // nil for a client that has all clusters; set once
+	dialer Dialer          // nil: nobody hears of what it names; set once
+	wanted func() []Wanted // what it is to have with the first answer; nil once that is known
+	given  []Wanted        // that, as it was
+	closed func()          // to be called at the end; may be nil
+	over   bool            // that was
+	warns  []string        // of the view
+	began  time.Time       // of the first request of a served type
 	nonce  uint64
 	types  [xds.NumTypes]typeState
 
@@ -158,6 +161,7 @@ func (st *stream) run(ctx context.Context, receive func() error, send func(*mess
 	closing := st.closing
 	var stop <-chan time.Time
 	for {
+		st.wantFirst()
 		msgs, until, again := st.collect()
 		for i := range msgs {
 			st.sending(time.Now())
@@ -212,72 +216,6 @@ func (st *stream) heldError() error {
 	return status.Errorf(codes.Unavailable,
 		"the agent is still starting: some owner's services are not known after %v, and an answer now could remove what this client holds; connect again",
 		st.s.opts.HoldLimit)
-}
-
-// introduce keeps the node of the first request and asks for its scopes.
-func (st *stream) introduce(node *corev3.Node) error {
-	st.mu.Lock()
-	known := st.node != nil
-	st.mu.Unlock()
-	if known {
-		return nil
-	}
-	if node == nil {
-		node = &corev3.Node{}
-	}
-	if err := checkNode(node); err != nil {
-		return err
-	}
-	id := node.GetId()
-	who, err := st.identify(st.ctx)
-	if err != nil {
-		return err
-	}
-	node = proved(node, &who)
-	key := who.key(id)
-	if err := st.s.enter(st, key, node.GetId()); err != nil {
-		return err
-	}
-	view, err := st.s.opts.View(node, st.delta)
-	if err != nil {
-		return status.Error(codes.InvalidArgument, err.Error())
-	}
-	if st.s.opts.Joined != nil {
-		st.s.opts.Joined(node, who)
-	}
-	sees := st.s.see(&view)
-	st.s.told(&who, id)
-	st.mu.Lock()
-	st.node, st.id, st.who, st.key = kept(node), id, who, key
-	st.sight, st.demand, st.dialer, st.wanted, st.warns = sees, view.Demand, view.Dialer, view.Wanted, view.Warnings
-	st.mu.Unlock()
-	return nil
-}
-
-// admit returns the type of a request, as served does, and keeps the node of
-// the first one.
-func (st *stream) admit(url string, node *corev3.Node) (xds.Type, bool, error) {
-	t, ok, err := st.served(url)
-	if err == nil {
-		err = st.introduce(node)
-	}
-	return t, ok, err
-}
-
-// served returns the type of a request; false for a type that is not served,
-// which is left unanswered.
-func (st *stream) served(url string) (xds.Type, bool, error) {
-	if st.only != aggregated {
-		if url != "" && url != st.only.URL() {
-			return 0, false, status.Errorf(codes.InvalidArgument, "type_url %q on a stream of %s", url, st.only.URL())
-		}
-		return st.only, true, nil
-	}
-	if url == "" {
-		return 0, false, status.Error(codes.InvalidArgument, "type_url is required on an aggregated stream")
-	}
-	t, ok := xds.TypeOf(url)
-	return t, ok, nil
 }
 
 // settle takes a request as ACK or NACK of the response in flight if it names

@@ -298,7 +298,7 @@ func TestSotWClustersAndListenersAreWhole(t *testing.T) {
 func TestWildcardLeavesOutWhatIsReachableByNameOnly(t *testing.T) {
 	scopes := []xds.Scope{xds.APIScope("prod"), xds.NamespaceScope("prod"), xds.Shared}
 	for _, delta := range []bool{true, false} {
-		w := newWorld(t, ads.Options{View: func(*corev3.Node, bool) (ads.View, error) { return ads.View{Scopes: scopes}, nil }})
+		w := newWorld(t, ads.Options{View: func(ads.Introduction) (ads.View, error) { return ads.View{Scopes: scopes}, nil }})
 		w.server.OpenGate()
 		w.set(in(xds.NamespaceScope("prod"), listener("egress", 1)),
 			in(xds.APIScope("prod"), listener("pkg.S", 1)))
@@ -315,7 +315,8 @@ func TestWildcardLeavesOutWhatIsReachableByNameOnly(t *testing.T) {
 
 func TestFirstScopeThatHasANameWins(t *testing.T) {
 	ns := xds.NamespaceScope
-	w := newWorld(t, ads.Options{View: func(n *corev3.Node, _ bool) (ads.View, error) {
+	w := newWorld(t, ads.Options{View: func(in ads.Introduction) (ads.View, error) {
+		n := in.Node
 		return ads.View{Scopes: []xds.Scope{ns(n.GetId()), xds.Shared}}, nil
 	}})
 	w.server.OpenGate()

@@ -33,10 +33,10 @@ func (c *Compiler) Aliases(dir Services, namespace string) xds.Update {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var u xds.Update
-	if c.aliases[namespace] != nil {
+	if c.aliases[xds.AliasScope(namespace)] != nil {
 		return u
 	}
-	c.aliases[namespace] = map[nodecache.Name]map[string]*backend{}
+	c.aliases[xds.AliasScope(namespace)] = map[nodecache.Name]map[string]*backend{}
 	r := c.refresh(dir)
 	for _, name := range dir.FrontNames() {
 		r.alias(name, &u)
@@ -45,22 +45,33 @@ func (c *Compiler) Aliases(dir Services, namespace string) xds.Update {
 	return u
 }
 
-// alias needs mu. It writes the clusters by the Service's name for clients of
-// its namespace that have all.
+// alias needs mu. It writes the clusters by the Service's name for clients that
+// have all: those of its namespace, and those whose pods declare it.
 func (r *refresh) alias(name nodecache.Name, u *xds.Update) {
-	of, ok := r.c.aliases[name.Namespace]
-	if !ok {
-		return
+	if scope := xds.AliasScope(name.Namespace); r.c.aliases[scope] != nil {
+		r.aliasIn(scope, name, func(nodecache.Name, uint16) bool { return true }, u)
 	}
+	for scope, d := range r.c.declared {
+		if d.ports[name] != nil {
+			r.aliasIn(scope, name, d.has, u)
+		}
+	}
+}
+
+// aliasIn needs mu. It writes those of the ports that has wants, in a scope that
+// is there.
+func (r *refresh) aliasIn(scope xds.Scope, name nodecache.Name, has func(nodecache.Name, uint16) bool, u *xds.Update) {
+	of := r.c.aliases[scope]
 	was, now := of[name], map[string]*backend{}
 	if v := r.view(name); v != nil && v.External == "" && label.MatchString(name.Name) {
 		for _, fp := range v.Ports {
-			p := place{port: fp.Port}
-			r.findMembers(&p, v, v.Members())
-			r.aliasPort(fp, &p, was, now, u)
+			if has(name, fp.Port) {
+				p := place{port: fp.Port}
+				r.findMembers(&p, v, v.Members())
+				r.aliasPort(scope, fp, &p, was, now, u)
+			}
 		}
 	}
-	scope := xds.AliasScope(name.Namespace)
 	for _, cluster := range slices.Sorted(maps.Keys(was)) {
 		if now[cluster] == nil {
 			u.Remove = append(u.Remove, xds.ID{Type: xds.Cluster, Name: cluster, Scope: scope}, xds.ID{Type: xds.Endpoint, Name: cluster, Scope: scope})
@@ -75,11 +86,11 @@ func (r *refresh) alias(name nodecache.Name, u *xds.Update) {
 
 // aliasPort needs mu. A cluster that was there stays until it is known of all
 // behind the port that they do not serve what it is for.
-func (r *refresh) aliasPort(fp nodecache.FrontPort, p *place, was, now map[string]*backend, u *xds.Update) {
+func (r *refresh) aliasPort(scope xds.Scope, fp nodecache.FrontPort, p *place, was, now map[string]*backend, u *xds.Update) {
 	crowd, authority := r.crowd(p, ""), alias(p.service, fp.Port)
 	add := func(name, service string, wanted bool) {
 		if wanted || was[name] != nil && !crowd.refuses(service) {
-			if b := r.c.pair(name, xds.AliasScope(p.service.Namespace), crowd.endpoints(service), r.policy(p, crowd, was[name]), was[name], u); b != nil {
+			if b := r.c.pair(name, scope, crowd.endpoints(service), r.policy(p, crowd, was[name]), was[name], u); b != nil {
 				now[name] = b
 			}
 		}

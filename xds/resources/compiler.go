@@ -88,9 +88,11 @@ type Compiler struct {
 	named      map[string]map[backendID]*backend // what tables name, by the namespace of clients
 	programs   map[string]*program               // that backends have, by hash
 	unlinked   []*nodecache.PortInfo             // of programs, and not handed out yet
-	// aliases are the clusters by Service names, by the namespace of clients that
-	// have all, then by Service and name.
-	aliases  map[string]map[nodecache.Name]map[string]*backend
+	// aliases are the clusters by Service names of clients that have all, by
+	// scope, then by Service and name. declared are the scopes of what such clients'
+	// pods declare; of the others each is of a namespace.
+	aliases  map[xds.Scope]map[nodecache.Name]map[string]*backend
+	declared map[xds.Scope]*declaration
 	wants    wants
 	dials    map[dialID]*dial // what gRPC programs ask for
 	current  bool             // see Current
@@ -130,7 +132,8 @@ func New(o Options) (*Compiler, error) {
 		fronts:     map[nodecache.Name]*front{},
 		named:      map[string]map[backendID]*backend{},
 		programs:   map[string]*program{},
-		aliases:    map[string]map[nodecache.Name]map[string]*backend{},
+		declared:   map[xds.Scope]*declaration{},
+		aliases:    map[xds.Scope]map[nodecache.Name]map[string]*backend{},
 		wants:      newWants(),
 		locality:   locality{unsaid: unsaid, node: o.Here},
 		dials:      map[dialID]*dial{},

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/fingerpost/fingerpost/nodecache"
+	"github.com/fingerpost/fingerpost/xds"
 )
 
 // Named says what the authority of a call names, for callers of one namespace,
@@ -94,7 +95,7 @@ func (r *refresh) aliased(n *Named, namespace string, p *place, c crowd, service
 func (c *Compiler) published(n *Named, service string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	of, ok := c.aliases[n.Service.Namespace]
+	of, ok := c.aliases[xds.AliasScope(n.Service.Namespace)]
 	if !ok || n.Alias == "" {
 		return
 	}

@@ -85,6 +85,7 @@ func (c *Compiler) settle(name string, u *xds.Update) {
 			u.Evidence = map[xds.Scope]xds.Evidence{}
 		}
 		u.Evidence[xds.NamespaceScope(name)] = worst
+		c.doubtDeclaredOf(name, u)
 		c.standInAll(name, u)
 	}
 	if ns.changed != nil {

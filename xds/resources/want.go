@@ -156,16 +156,17 @@ func (c *Compiler) unwant(w *want, u *xds.Update) {
 	}
 }
 
-// Nobodys counts the names under which clients of the namespace find nobody.
-func (c *Compiler) Nobodys(namespace string, names []string) (n int) {
+// Found returns those of the names under which clients of the namespace find
+// somebody: that of a Service or a pod only while a client wants it.
+func (c *Compiler) Found(namespace string, names []string) (found []string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, name := range names {
-		if !c.has(namespace, name) {
-			n++
+		if c.has(namespace, name) {
+			found = append(found, name)
 		}
 	}
-	return n
+	return found
 }
 
 // Wanted counts the clusters that clients have asked for by the name of a Service
