@@ -26,7 +26,7 @@ func (m *Map) Run(ctx context.Context) error {
 	defer func() {
 		m.events.Close() // ends receive
 		if ended != nil {
-			_ = <-ended // it was closed here
+			<-ended // it was closed here
 		}
 	}()
 	tick := time.NewTicker(resync)
