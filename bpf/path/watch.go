@@ -22,12 +22,14 @@ const (
 // changes; the map must not be used then.
 func (m *Map) Run(ctx context.Context) error {
 	changed, ended := make(chan struct{}, 1), make(chan error, 1)
-	go func() { ended <- m.receive(changed) }()
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		ended <- m.receive(changed)
+	}()
 	defer func() {
 		m.events.Close() // ends receive
-		if ended != nil {
-			<-ended // it was closed here
-		}
+		<-gone
 	}()
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
@@ -44,7 +46,6 @@ func (m *Map) Run(ctx context.Context) error {
 		case <-tick.C:
 			m.forget()
 		case err := <-ended:
-			ended = nil
 			return err
 		case <-ctx.Done():
 			return nil
