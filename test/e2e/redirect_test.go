@@ -27,8 +27,8 @@ import (
 )
 
 // redirectNode is a node whose agent redirects connections: its host is a network
-// of its own, its pods' processes are in a cgroup of their own, in which this
-// process is as well. So these tests run alone.
+// of its own, its pods have cgroups in one of its own, in which this process is as
+// well. So these tests run alone.
 type redirectNode struct {
 	*site
 	*world
@@ -42,6 +42,7 @@ func newRedirectNode(t *testing.T) *redirectNode {
 	t.Helper()
 	n := &redirectNode{site: newSite(t), world: newWorld(t), t: t, hold: newReflectionHold()}
 	n.network = harness.NewNetwork(t)
+	n.network.Claim(t, podGateway)
 	if err := os.Chmod(filepath.Dir(filepath.Dir(n.ads)), 0o755); err != nil { // sidecars are not root
 		t.Fatal(err)
 	}
@@ -146,17 +147,30 @@ type caller struct {
 	*redirectNode
 	id      string
 	network *harness.Network
+	cgroup  string
 	envoy   *harness.Envoy
 	ready   string // the address at which a kubelet asks; empty: nobody does
 }
 
-const sidecarUser = 15001
+const (
+	sidecarUser = 15001
+	podGateway  = "169.254.1.1" // of the host, in every pod
+)
 
 func (n *redirectNode) caller(id, addr string) *caller {
 	n.t.Helper()
 	_, network := n.wiredPod(n.world, "prod", id, addr, "shop.Caller")
-	network.Default(n.t)
-	return &caller{redirectNode: n, id: id, network: network}
+	network.Default(n.t, podGateway)
+	c := &caller{redirectNode: n, id: id, network: network, cgroup: filepath.Join(n.cgroup, id)}
+	if err := os.Mkdir(c.cgroup, 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if err := os.Remove(c.cgroup); err != nil {
+			n.t.Error(err)
+		}
+	})
+	return c
 }
 
 // sidecar starts its Envoy, and waits until it listens for redirected connections.
@@ -183,7 +197,7 @@ func (c *caller) sidecar() {
 		}
 		conf = string(text)
 	}
-	c.envoy = harness.StartEnvoy(c.t, conf, harness.EnvoyOptions{Network: c.network, User: sidecarUser, Concurrency: 2})
+	c.envoy = harness.StartEnvoy(c.t, conf, harness.EnvoyOptions{Network: c.network, Cgroup: c.cgroup, User: sidecarUser, Concurrency: 2})
 	c.envoy.WaitFor(c.t, soon, func() error {
 		if body, err := c.envoy.Get("/listeners"); err != nil || !strings.Contains(body, "capture::0.0.0.0:15002") {
 			return fmt.Errorf("listeners: %v, %s", err, body)
