@@ -332,27 +332,60 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 	a := n.agent()
 	one.sidecar()
 	one.reach("10.96.0.10:80", "shop.Users", "users-1-a users-1-b")
-	stream, err := demo.Chat(t.Context(), one.dial("10.96.0.11:80", "users-canary.prod.svc:80"), "shop.Users")
-	if err != nil {
-		t.Fatal(err)
+	var streams []*demo.Stream
+	for range 25 {
+		stream, err := demo.Chat(t.Context(), one.dial("10.96.0.11:80", "users-canary.prod.svc:80"), "shop.Users")
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, stream)
+	}
+	speak := func() {
+		t.Helper()
+		for i, s := range streams {
+			if who, err := s.Ask("hello"); err != nil || who != "canary-1-a: hello" {
+				t.Fatalf("stream %d says %q, %v", i, who, err)
+			}
+		}
 	}
 	lives := func() {
 		t.Helper()
-		if who, err := stream.Ask("hello"); err != nil || who != "canary-1-a: hello" {
-			t.Fatalf("the stream says %q, %v", who, err)
-		}
+		speak()
 		if got, err := one.answers("10.96.0.10:80", "shop.Users"); err != nil || got != "users-1-a users-1-b" {
 			t.Fatalf("calls are answered by %q, %v", got, err)
 		}
 	}
 	lives()
-	answered, stop := load(t, one.dial("10.96.0.10:80", "users.prod.svc:80"), "shop.Users")
+	const (
+		calls  = 10_000 // besides those that lives makes
+		phases = 7
+	)
+	var answered []func() int64
+	var stops []func()
+	for _, to := range []string{"10.96.0.10:80", "10.96.0.11:80", "[fd00:96::10]:80", "10.77.5.2:50051"} {
+		n, stop := load(t, one.dial(to, "users.prod.svc:80"), "shop.Users")
+		answered, stops = append(answered, n), append(stops, stop)
+	}
+	made := func() (sum int64) {
+		for _, n := range answered {
+			sum += n()
+		}
+		return sum
+	}
+	phase := 0
 	fresh := func() {
 		t.Helper()
 		for range 20 {
 			lives()
 		}
-		proceeds(t, answered)
+		phase++
+		least := max(made()+20, int64(calls*phase/phases))
+		harness.Eventually(t, soon, func() error {
+			if n := made(); n < least {
+				return fmt.Errorf("%d calls were answered in phase %d, want %d", n, phase, least)
+			}
+			return nil
+		})
 	}
 	fresh()
 	a.kill()
@@ -388,7 +421,12 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 	a.stop()
 	a = next
 	fresh()
-	stop()
+	for _, stop := range stops {
+		stop() // tells of a call that failed
+	}
+	if phase != phases || made() < calls {
+		t.Errorf("%d calls in %d phases", made(), phase)
+	}
 	clusters := one.envoy.Admin(t, "/clusters?format=json")
 	if n := strings.Count(clusters, `"unknown.sock"`) + strings.Count(clusters, "/unknown.sock\""); n != 1 {
 		t.Errorf("%d clusters lead to unknown.sock, besides the bootstrap's: %s", n, clusters)
@@ -418,9 +456,7 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 			t.Errorf("%s: %+v, %v", at, res, err)
 		}
 	}
-	if who, err := stream.Ask("hello"); err != nil || who != "canary-1-a: hello" {
-		t.Errorf("the stream says %q, %v", who, err)
-	}
+	speak()
 	one.reach("10.96.0.10:80", "shop.Users", "directly")
 }
 
