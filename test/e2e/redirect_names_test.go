@@ -86,7 +86,7 @@ func TestApplicationThatDialsNamesIsRedirected(t *testing.T) {
 	n.listens("directly", "10.96.0.11:50051", "shop.Users")
 	users, canary := []string{"10.96.0.10", "fd00:96::10"}, []string{"10.96.0.11"}
 	conf := n.dns("10.96.0.53", map[string][]string{"users.prod.svc.cluster.local.": users, "users-canary.prod.svc.cluster.local.": canary})
-	n.agent()
+	a := n.agent()
 	for _, c := range []*caller{one, two} {
 		c.sidecar()
 		c.reach("10.96.0.10:50051", "shop.Users", "users-1-a users-1-b")
@@ -120,6 +120,29 @@ func TestApplicationThatDialsNamesIsRedirected(t *testing.T) {
 			}
 			if got := strings.Join(slices.Sorted(maps.Keys(by)), " "); got != row.want {
 				t.Errorf("calls of %s to %s from %s are answered by %q, want %q", row.service, row.target, c.id, got, row.want)
+			}
+		}
+	}
+	for _, row := range []struct {
+		from, authority string
+		says            []string
+	}{
+		{"prod/one-1-a", "users.prod.svc:50051", []string{"a connection to 10.96.0.10:50051 goes to the sidecar, by 127.", "a connection to [fd00:96::10]:50051 goes to the sidecar, by 127."}},
+		{"prod/one-1-a", "10.77.5.2:50051", []string{"a connection to 10.77.5.2:50051 goes to the sidecar, by 127."}},
+		{"prod/one-1-a", "10.77.5.2:9", []string{"a connection to 10.77.5.2:9 goes where it is dialled"}},
+		{"prod/users-1-a", "10.96.0.10:50051", []string{"connections of prod/users-1-a go where they are dialled"}},
+	} {
+		out := a.must("explain", "call", "--from", row.from, "--authority", row.authority, "/shop.Users/Say")
+		for _, want := range row.says {
+			if !strings.Contains(out, want) {
+				t.Errorf("of a call from %s to %s is said\n%s\nwant %q", row.from, row.authority, out, want)
+			}
+		}
+		// It is the name by which the sidecar has it.
+		if _, cluster, ok := strings.Cut(out, ": cluster to/"); ok {
+			cluster, _, _ = strings.Cut(cluster, "\n")
+			if clusters := one.envoy.Admin(t, "/clusters"); !strings.Contains(clusters, "to/"+strings.TrimSpace(cluster)+"::") {
+				t.Errorf("the sidecar has no cluster to/%s:\n%s", cluster, clusters)
 			}
 		}
 	}
