@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"google.golang.org/grpc/codes"
@@ -34,6 +35,7 @@ func (c *call) named(d unknown.Decision) {
 	}
 	what := n.String()
 	c.fact("names", "%s, where %s looks the authority up", what, c.namespace)
+	c.redirected(&n)
 	if c.bare {
 		c.gets(codes.Unavailable, "", "a gRPC client without a sidecar is served no calls by a Service's name", "name the gRPC service alone")
 		return
@@ -72,6 +74,34 @@ func (c *call) named(d unknown.Decision) {
 			cause += "; not to " + some(absent, shown)
 		}
 		c.gets(codes.OK, "", cause+c.late, "nothing")
+	}
+}
+
+// redirected says what becomes of connections to what is named, of an application
+// that dials it and knows of no sidecar.
+func (c *call) redirected(n *resources.Named) {
+	d := c.a.redirect
+	if d.reason() != "" {
+		return
+	}
+	if !d.chose(c.From) {
+		c.fact("redirect", "connections of %s go where they are dialled: no sidecar of it listens for them", c.From)
+		return
+	}
+	var dialled []netip.AddrPort
+	if addr, err := netip.ParseAddrPort(c.Authority); err == nil {
+		dialled = append(dialled, addr)
+	} else if v := c.a.dir.Front(n.Service); v != nil && n.Pod == "" {
+		for _, ip := range v.ClusterIPs {
+			dialled = append(dialled, netip.AddrPortFrom(ip, n.Port))
+		}
+	}
+	for _, addr := range dialled {
+		if number, ok := d.number(addr); ok {
+			c.fact("redirect", "a connection to %s goes to the sidecar, by %s: cluster %s", addr, number, resources.RedirectedCluster(number, c.rule.Service))
+		} else {
+			c.fact("redirect", "a connection to %s goes where it is dialled: it is not known to speak plaintext gRPC", addr)
+		}
 	}
 }
 

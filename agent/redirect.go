@@ -361,6 +361,24 @@ func (d *redirection) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// chose tells whether connections of the pod are redirected by this agent.
+func (d *redirection) chose(pod string) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	_, ok := d.pods[pod]
+	return d.r != nil && ok
+}
+
+// number is what the address's connections go to.
+func (d *redirection) number(addr netip.AddrPort) (netip.Addr, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.r == nil {
+		return netip.Addr{}, false
+	}
+	return d.r.Number(addr)
+}
+
 // reason says why nothing is redirected by this agent; empty if it is.
 func (d *redirection) reason() string {
 	if d == nil {

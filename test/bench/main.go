@@ -36,7 +36,7 @@ type benchmark struct {
 }
 
 // benchmarks are all there are, in the order in which they run.
-var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods, relist, sidecars}
+var benchmarks = []benchmark{oneChange, propagation, flatness, manyPods, relist, sidecars, redirected}
 
 // run is what the command line asks of a benchmark.
 type run struct {

@@ -42,5 +42,9 @@ func TestMain(m *testing.M) {
 		goProgram()
 		return
 	}
+	if text := os.Getenv(errandEnv); text != "" {
+		application(text)
+		return
+	}
 	goleak.VerifyTestMain(built{harness.Main{M: m}})
 }

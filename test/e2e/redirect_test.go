@@ -27,8 +27,8 @@ import (
 )
 
 // redirectNode is a node whose agent redirects connections: its host is a network
-// of its own, its pods' processes are in a cgroup of their own, in which this
-// process is as well. So these tests run alone.
+// of its own, its pods have cgroups in one of its own, in which this process is as
+// well. So these tests run alone.
 type redirectNode struct {
 	*site
 	*world
@@ -42,6 +42,7 @@ func newRedirectNode(t *testing.T) *redirectNode {
 	t.Helper()
 	n := &redirectNode{site: newSite(t), world: newWorld(t), t: t, hold: newReflectionHold()}
 	n.network = harness.NewNetwork(t)
+	n.network.Claim(t, podGateway)
 	if err := os.Chmod(filepath.Dir(filepath.Dir(n.ads)), 0o755); err != nil { // sidecars are not root
 		t.Fatal(err)
 	}
@@ -146,17 +147,30 @@ type caller struct {
 	*redirectNode
 	id      string
 	network *harness.Network
+	cgroup  string
 	envoy   *harness.Envoy
 	ready   string // the address at which a kubelet asks; empty: nobody does
 }
 
-const sidecarUser = 15001
+const (
+	sidecarUser = 15001
+	podGateway  = "169.254.1.1" // of the host, in every pod
+)
 
 func (n *redirectNode) caller(id, addr string) *caller {
 	n.t.Helper()
 	_, network := n.wiredPod(n.world, "prod", id, addr, "shop.Caller")
-	network.Default(n.t)
-	return &caller{redirectNode: n, id: id, network: network}
+	network.Default(n.t, podGateway)
+	c := &caller{redirectNode: n, id: id, network: network, cgroup: filepath.Join(n.cgroup, id)}
+	if err := os.Mkdir(c.cgroup, 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if err := os.Remove(c.cgroup); err != nil {
+			n.t.Error(err)
+		}
+	})
+	return c
 }
 
 // sidecar starts its Envoy, and waits until it listens for redirected connections.
@@ -183,7 +197,7 @@ func (c *caller) sidecar() {
 		}
 		conf = string(text)
 	}
-	c.envoy = harness.StartEnvoy(c.t, conf, harness.EnvoyOptions{Network: c.network, User: sidecarUser, Concurrency: 2})
+	c.envoy = harness.StartEnvoy(c.t, conf, harness.EnvoyOptions{Network: c.network, Cgroup: c.cgroup, User: sidecarUser, Concurrency: 2})
 	c.envoy.WaitFor(c.t, soon, func() error {
 		if body, err := c.envoy.Get("/listeners"); err != nil || !strings.Contains(body, "capture::0.0.0.0:15002") {
 			return fmt.Errorf("listeners: %v, %s", err, body)
@@ -318,27 +332,57 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 	a := n.agent()
 	one.sidecar()
 	one.reach("10.96.0.10:80", "shop.Users", "users-1-a users-1-b")
-	stream, err := demo.Chat(t.Context(), one.dial("10.96.0.11:80", "users-canary.prod.svc:80"), "shop.Users")
-	if err != nil {
-		t.Fatal(err)
+	var streams []*demo.Stream
+	for range 25 {
+		stream, err := demo.Chat(t.Context(), one.dial("10.96.0.11:80", "users-canary.prod.svc:80"), "shop.Users")
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, stream)
+	}
+	speak := func(some []*demo.Stream) {
+		t.Helper()
+		for i, s := range some {
+			if who, err := s.Ask("hello"); err != nil || who != "canary-1-a: hello" {
+				t.Fatalf("stream %d says %q, %v", i, who, err)
+			}
+		}
 	}
 	lives := func() {
 		t.Helper()
-		if who, err := stream.Ask("hello"); err != nil || who != "canary-1-a: hello" {
-			t.Fatalf("the stream says %q, %v", who, err)
-		}
+		speak(streams[:1])
 		if got, err := one.answers("10.96.0.10:80", "shop.Users"); err != nil || got != "users-1-a users-1-b" {
 			t.Fatalf("calls are answered by %q, %v", got, err)
 		}
 	}
 	lives()
-	answered, stop := load(t, one.dial("10.96.0.10:80", "users.prod.svc:80"), "shop.Users")
+	const (
+		calls  = 10_000 // besides those that lives makes
+		phases = 7
+	)
+	var answered []func() int64
+	var stops []func()
+	for _, to := range []string{"10.96.0.10:80", "10.96.0.11:80", "[fd00:96::10]:80", "10.77.5.2:50051"} {
+		n, stop := load(t, one.dial(to, "users.prod.svc:80"), "shop.Users")
+		answered, stops = append(answered, n), append(stops, stop)
+	}
+	made := func() (sum int64) {
+		for _, n := range answered {
+			sum += n()
+		}
+		return sum
+	}
+	phase := 0
 	fresh := func() {
 		t.Helper()
 		for range 20 {
 			lives()
 		}
-		proceeds(t, answered)
+		phase++
+		speak(streams)
+		for proceeds(t, made); made() < int64(calls*phase/phases); {
+			proceeds(t, made)
+		}
 	}
 	fresh()
 	a.kill()
@@ -374,7 +418,12 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 	a.stop()
 	a = next
 	fresh()
-	stop()
+	for _, stop := range stops {
+		stop() // tells of a call that failed
+	}
+	if phase != phases || made() < calls {
+		t.Errorf("%d calls in %d phases", made(), phase)
+	}
 	clusters := one.envoy.Admin(t, "/clusters?format=json")
 	if n := strings.Count(clusters, `"unknown.sock"`) + strings.Count(clusters, "/unknown.sock\""); n != 1 {
 		t.Errorf("%d clusters lead to unknown.sock, besides the bootstrap's: %s", n, clusters)
@@ -404,9 +453,7 @@ func TestRedirectedCallsOutliveTheirAgents(t *testing.T) {
 			t.Errorf("%s: %+v, %v", at, res, err)
 		}
 	}
-	if who, err := stream.Ask("hello"); err != nil || who != "canary-1-a: hello" {
-		t.Errorf("the stream says %q, %v", who, err)
-	}
+	speak(streams)
 	one.reach("10.96.0.10:80", "shop.Users", "directly")
 }
 

@@ -36,6 +36,9 @@ type EnvoyOptions struct {
 	// Network is the network namespace in which Envoy runs; nil: that of the test.
 	// The admin interface is to be on a unix socket then.
 	Network *Network
+	// Cgroup is the directory of the cgroup in which Envoy runs; empty: that of
+	// the test.
+	Cgroup string
 	// User is the uid and gid with which Envoy runs; 0: those of the test.
 	User uint32
 	// Refuses says that the test sends what Envoy is to refuse. Otherwise the
@@ -96,7 +99,7 @@ func StartEnvoy(t testing.TB, bootstrap string, opts EnvoyOptions) *Envoy {
 		}
 		bin = own
 	}
-	p, err := startAs(opts.Network, opts.User, dir, "envoy", bin, args...)
+	p, err := startAt(place{opts.Network, opts.Cgroup, opts.User}, dir, "envoy", bin, args...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,6 +139,22 @@ func (n *Network) Claim(t testing.TB, addr string) {
 	}
 }
 
+// Local makes all addresses of the prefix the namespace's own.
+func (n *Network) Local(t testing.TB, prefix string) {
+	t.Helper()
+	link, err := n.LinkByName("lo")
+	if err == nil {
+		p := netip.MustParsePrefix(prefix)
+		err = n.RouteReplace(&netlink.Route{
+			LinkIndex: link.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+			Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())},
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (n *Network) address(link string, addr netip.Addr) error {
 	l, err := n.LinkByName(link)
 	if err != nil {
@@ -161,13 +177,17 @@ func (n *Network) Wire(t testing.TB, name string, pod *Network, addrs ...string)
 	}
 }
 
-// Default routes what the namespace has no other route for by its link eth0, whose
-// other end is to have it.
-func (n *Network) Default(t testing.TB) {
+// Default routes what the namespace has no other route for by its link eth0, to the
+// gateway, an address of the other end's host. So the host is its one neighbour: the
+// kernel bounds the neighbours of all namespaces together.
+func (n *Network) Default(t testing.TB, gateway string) {
 	t.Helper()
 	link, err := n.LinkByName("eth0")
 	if err == nil {
-		err = n.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, Scope: netlink.SCOPE_LINK})
+		err = n.RouteReplace(&netlink.Route{
+			LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)},
+			Gw: netip.MustParseAddr(gateway).AsSlice(), Flags: int(netlink.FLAG_ONLINK),
+		})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -54,12 +54,17 @@ type process struct {
 
 // start runs a program with its output in dir/<name>.log.
 func start(dir, name, path string, args ...string) (*process, error) {
-	return startAs(nil, 0, dir, name, path, args...)
+	return startAt(place{}, dir, name, path, args...)
 }
 
-// startAs runs it in a network namespace, or with nil in that of the test, and as
-// the user, or with 0 as who runs the test.
-func startAs(network *Network, user uint32, dir, name, path string, args ...string) (*process, error) {
+// place is where a program runs; what is zero is as in the test itself.
+type place struct {
+	network *Network
+	cgroup  string // its directory
+	user    uint32
+}
+
+func startAt(at place, dir, name, path string, args ...string) (*process, error) {
 	p := &process{name: name, log: filepath.Join(dir, name+".log"), done: make(chan struct{})}
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -70,8 +75,16 @@ func startAs(network *Network, user uint32, dir, name, path string, args ...stri
 	p.cmd.Dir = dir
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if user != 0 {
-		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: user, Gid: user}
+	if at.user != 0 {
+		p.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: at.user, Gid: at.user}
+	}
+	if at.cgroup != "" {
+		cgroup, err := os.Open(at.cgroup)
+		if err != nil {
+			return nil, err
+		}
+		defer cgroup.Close()
+		p.cmd.SysProcAttr.UseCgroupFD, p.cmd.SysProcAttr.CgroupFD = true, int(cgroup.Fd())
 	}
 	started := make(chan error)
 	go func() {
@@ -79,8 +92,8 @@ func startAs(network *Network, user uint32, dir, name, path string, args ...stri
 		// this one must stay until the process has gone.
 		runtime.LockOSThread()
 		var err error
-		if network != nil {
-			err = netns.Set(network.ns) // the thread ends with its goroutine
+		if at.network != nil {
+			err = netns.Set(at.network.ns) // the thread ends with its goroutine
 		} else {
 			defer runtime.UnlockOSThread()
 		}

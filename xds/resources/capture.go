@@ -97,6 +97,12 @@ func capture(port uint16, tracing *hcmv3.HttpConnectionManager_Tracing, series u
 	return l
 }
 
+// RedirectedCluster is the name of the cluster for calls of the service on a
+// connection that was redirected by the number.
+func RedirectedCluster(number netip.Addr, service string) string {
+	return toPrefix + number.String() + "/" + service
+}
+
 // parseTo reads the name of a cluster for redirected calls: service is empty
 // where the calls are of no gRPC service.
 func parseTo(name string) (number netip.Addr, service string, ok bool) {
