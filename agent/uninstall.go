@@ -42,6 +42,7 @@ func Uninstall(c Config, pins string, force bool) (removed []string, err error) 
 	}
 	admin := filepath.Dir(c.AdminSocket)
 	lock := c.lockOf(c.ADSSocket)
+	_, absent := os.Lstat(lock) // else it is made here, and was not left
 	if _, err := os.Stat(admin); err == nil && !force {
 		held, err := socket.Hold(lock, c.ADSSocket)
 		if err != nil {
@@ -60,8 +61,9 @@ func Uninstall(c Config, pins string, force bool) (removed []string, err error) 
 	// Last: the lock guards the rest.
 	for _, path := range []string{c.lockOf(c.AdminSocket), lock} {
 		switch failed := os.Remove(path); {
-		case failed == nil:
+		case failed == nil && (path != lock || absent == nil):
 			also([]string{path}, nil)
+		case failed == nil:
 		case !errors.Is(failed, fs.ErrNotExist):
 			also(nil, failed)
 		}

@@ -90,6 +90,16 @@ func TestUninstallRemovesWhatAgentsLeave(t *testing.T) {
 	if out, errs, code := uninstall(); code != 0 || errs != "" || out != "there is nothing to remove\n" {
 		t.Errorf("the second time: exit %d, %q, %q", code, out, errs)
 	}
+	// Also where the directory of the admin socket stays, as a mount.
+	if err := os.Mkdir(filepath.Dir(s.admin), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(s.admin), "mine"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := uninstall(); code != 0 || errs != "" || out != "there is nothing to remove\n" {
+		t.Errorf("the third time: exit %d, %q, %q", code, out, errs)
+	}
 	// An agent that comes later works, and can be forced.
 	start()
 	if out, errs, code := uninstall("--force"); code != 0 || errs != "" || !strings.Contains(out, s.ads+"\n") {
