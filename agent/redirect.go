@@ -209,7 +209,11 @@ func (d *redirection) open(patience bool) (done, yielding bool) {
 	} else {
 		d.log.Info("connections of pods with a sidecar are redirected", "cgroup", d.options.Cgroup, "pins", cmp.Or(d.options.Dir, redirect.DefaultDir), "made_anew", r.Recreated(), "maps_replaced", r.Replaced())
 	}
-	d.agent.feed.capture(err == nil)
+	series := uint32(0)
+	if err == nil {
+		series = r.Series()
+	}
+	d.agent.feed.capture(series)
 	return err == nil, false
 }
 
@@ -298,16 +302,19 @@ func (d *redirection) close() {
 	d.agent.setPart(partRedirect, "on: by another agent")
 }
 
-// capture lets sidecars listen for redirected connections, or no longer.
-func (f *feed) capture(on bool) {
+// capture lets sidecars listen for connections that are redirected by numbers of
+// the series, or, with 0, no longer.
+func (f *feed) capture(series uint32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	u := f.compiler.Renumbered(f.dir)
 	u.Evidence = map[xds.Scope]xds.Evidence{resources.ScopeCapture: xds.Complete}
-	if l := f.compiler.Capture(); on {
-		u.Set = append(u.Set, l)
+	if series == 0 {
+		u.Remove = append(u.Remove, resources.CaptureID)
+	} else if l, err := f.compiler.Capture(series); err != nil {
+		f.log.Error("sidecars do not listen for redirected connections", "error", err)
 	} else {
-		u.Remove = append(u.Remove, l.ID)
+		u.Set = append(u.Set, l)
 	}
 	f.publish(u)
 }

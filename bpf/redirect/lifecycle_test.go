@@ -123,7 +123,7 @@ func TestRestart(t *testing.T) {
 	p.allow(r)
 	set(t, r, users, users6)
 	want, want6 := by(t, r, users), by(t, r, users6)
-	s := p.stream(users)
+	s, series := p.stream(users), r.Series()
 	for range 3 {
 		r.Close()
 		same(t, p.dial(users), want)
@@ -136,8 +136,8 @@ func TestRestart(t *testing.T) {
 		s.lives()
 		n.attached(1)
 		n.pinned()
-		if r.Recreated() != 0 || r.Replaced() {
-			t.Errorf("%d links were made anew, maps replaced: %t", r.Recreated(), r.Replaced())
+		if r.Recreated() != 0 || r.Replaced() || r.Series() != series {
+			t.Errorf("%d links were made anew, maps replaced: %t, series %d after %d", r.Recreated(), r.Replaced(), r.Series(), series)
 		}
 	}
 	if c, err := r.Counters(); err != nil || c["redirected4"] != 7 {
@@ -615,8 +615,13 @@ func TestOneProcessAtATime(t *testing.T) {
 
 func TestUninstallLeavesNothing(t *testing.T) {
 	n := newNode(t)
+	series := map[uint32]bool{0: true}
 	for _, force := range []bool{false, true} {
 		r := n.open()
+		if series[r.Series()] {
+			t.Errorf("series %d again", r.Series())
+		}
+		series[r.Series()] = true
 		p := n.services()
 		p.allow(r)
 		set(t, r, users)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -33,6 +34,7 @@ type numbers struct {
 	byDestination map[netip.AddrPort]number
 	byAddress     map[uint32]netip.AddrPort
 	next          uint32
+	series        uint32 // not 0
 }
 
 // readNumbers takes over what the maps hold. They are the only memory.
@@ -83,7 +85,26 @@ func readNumbers(maps map[string]*ebpf.Map) (numbers, error) {
 		// their numbers are not likely to be the next.
 		n.next = first + rand.Uint32N(last-first+1)
 	}
+	if err := maps[redirectMapCursor].Lookup(uint32(1), &n.series); err != nil {
+		return numbers{}, err
+	}
+	if n.series == 0 {
+		n.series = 1 + rand.Uint32N(math.MaxUint32)
+		if err := maps[redirectMapCursor].Put(uint32(1), n.series); err != nil {
+			return numbers{}, err
+		}
+	}
 	return n, nil
+}
+
+// Series tells numbers of one memory from those of another: it stays as long as
+// they do, over restarts and upgrades, and is another one, never 0, once they were
+// removed. A connection that was redirected by a number of another series leads
+// nowhere any more. It is safe for concurrent use.
+func (r *Redirector) Series() uint32 {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.numbers.series
 }
 
 // give returns a number that nobody has.

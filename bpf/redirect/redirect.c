@@ -53,9 +53,9 @@ struct { // loopback address -> destination, also of those that are no more
 	__type(value, struct number);
 } numbers SEC(".maps");
 
-struct { // the number that is given next, for the agent
+struct { // the number that is given next, and which series it is of, for the agent
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, __u32);
 } cursor SEC(".maps");

@@ -2,6 +2,7 @@ package resources
 
 import (
 	_ "embed"
+	"fmt"
 	"net/netip"
 	"strings"
 
@@ -12,6 +13,7 @@ import (
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
 	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/lua/v3"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/fingerpost/fingerpost/xds"
 )
@@ -22,6 +24,9 @@ const DefaultCapturePort = 15002
 
 // captureName is the name of the listener for them.
 const captureName = "capture"
+
+// CaptureID is what [Compiler.Capture] publishes.
+var CaptureID = xds.ID{Type: xds.Listener, Name: captureName, Scope: ScopeCapture}
 
 // toHeader is the request header in which the listener notes to which of its
 // addresses a call came. It goes to nobody else.
@@ -36,8 +41,9 @@ var captureCode string
 // capture is the socket to which connections of an application are redirected,
 // each by the loopback address that is the number of its destination. What comes
 // from elsewhere finds no filter chain and is closed. As with [egress] nothing in
-// it varies; its route table is its own, since authorities mean nothing here.
-func capture(port uint16, tracing *hcmv3.HttpConnectionManager_Tracing) *listenerv3.Listener {
+// it varies but the series of the numbers; its route table is its own, since
+// authorities mean nothing here.
+func capture(port uint16, tracing *hcmv3.HttpConnectionManager_Tracing, series uint32) *listenerv3.Listener {
 	l := egress(captureName, "0.0.0.0", port, tracing, true)
 	// The bootstrap of an injected sidecar has another socket of this port, at
 	// the pod's own address, on which a kubelet asks: both need it.
@@ -85,6 +91,9 @@ func capture(port uint16, tracing *hcmv3.HttpConnectionManager_Tracing) *listene
 		}},
 	}}
 	chain.Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: pack(m)}
+	l.Metadata = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
+		"fingerpost.dev/redirect": {Fields: map[string]*structpb.Value{"series": structpb.NewStringValue(fmt.Sprintf("%08x", series))}},
+	}}
 	return l
 }
 
@@ -105,8 +114,12 @@ func parseTo(name string) (number netip.Addr, service string, ok bool) {
 
 // Capture is the listener for redirected connections, of clients that have
 // [ScopeCapture]: publish it once connections are redirected and it is known what
-// their numbers mean. Where nobody listens they go where they were dialled.
-func (c *Compiler) Capture() *xds.Resource { return c.capture }
+// their numbers mean. Where nobody listens they go where they were dialled. With
+// numbers of another series it is another listener: Envoy then tells those who came
+// by the old one to connect again (GOAWAY), since their numbers mean nothing any more.
+func (c *Compiler) Capture(series uint32) (*xds.Resource, error) {
+	return xds.NewResource(CaptureID, c.capture(series))
+}
 
 // Renumbered writes what changes for those who asked for clusters of redirected
 // calls, once the numbers of destinations mean something else than before: each

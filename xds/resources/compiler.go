@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	listenerv3 "github.com/envoyproxy/go-control-plane/envoy/config/listener/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -69,11 +70,11 @@ type Directory interface {
 // touches other resources and may be published at any time.
 type Compiler struct {
 	report  func(xds.ID, error)
-	initial []*xds.Resource // read-only
-	capture *xds.Resource   // the listener; read-only
-	all     bool            // Options.ExportAll; read-only
-	node    string          // Options.Node; read-only
-	witness Witness         // read-only
+	initial []*xds.Resource                          // read-only
+	capture func(series uint32) *listenerv3.Listener // read-only
+	all     bool                                     // Options.ExportAll; read-only
+	node    string                                   // Options.Node; read-only
+	witness Witness                                  // read-only
 	// destination is Options.Destination; read-only.
 	destination func(netip.Addr) (netip.AddrPort, bool)
 
@@ -151,9 +152,8 @@ func New(o Options) (*Compiler, error) {
 		{xds.ID{Type: xds.Listener, Name: egressName, Scope: scopeOnDemand}, egress(egressName, "127.0.0.1", port, traces.provider(), true)},
 		{xds.ID{Type: xds.Listener, Name: egress6Name, Scope: scopeOnDemandIPv6}, egress(egress6Name, "::1", port, traces.provider(), true)},
 	}
-	if c.capture, err = xds.NewResource(xds.ID{Type: xds.Listener, Name: captureName, Scope: ScopeCapture},
-		capture(cmp.Or(o.CapturePort, DefaultCapturePort), traces.provider())); err != nil {
-		return nil, err
+	c.capture = func(series uint32) *listenerv3.Listener {
+		return capture(cmp.Or(o.CapturePort, DefaultCapturePort), traces.provider(), series)
 	}
 	if traces != nil {
 		constants = append(constants, struct {

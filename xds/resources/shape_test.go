@@ -65,7 +65,11 @@ func TestShapeTwoKeepsItsBytes(t *testing.T) {
 	}
 	wanted, _ := m.c.Want(m.dir, "prod", "/run/fingerpost/unknown.sock", []string{"at/users/pkg.v1.A"}, 1)
 	golden(t, "shape-2/demand", slices.DeleteFunc(slices.Clone(wanted.Set), func(r *xds.Resource) bool { return r.Scope != xds.DemandScope("prod") })...)
-	golden(t, "shape-2/capture", m.c.Capture())
+	capture, err := m.c.Capture(0x5d9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "shape-2/capture", capture)
 	wanted, _ = m.c.Want(m.dir, "prod", "/run/fingerpost/unknown.sock", []string{"prod/pkg.v1.Nobody"}, 1)
 	all := append(u.Set, wanted.Set...)
 	mine := resources.Client{Namespace: "prod", Shape: 2, OnDemand: true, IPv6: true}.Scopes()
