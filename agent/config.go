@@ -128,6 +128,9 @@ func (c *Config) Check() error {
 	if c.EgressPort < 1 || c.EgressPort > 65535 {
 		return usage("--egress-port %d: a port is 1 to 65535", c.EgressPort)
 	}
+	if c.EgressPort == resources.DefaultCapturePort {
+		return usage("--egress-port %d: sidecars have that port for their readiness and for redirected connections; choose another", c.EgressPort)
+	}
 	for _, a := range []struct{ flag, addr string }{{"--http-address", c.HTTPAddress}, {"--peer-address", c.PeerAddress}} {
 		if a.addr == "" {
 			continue
@@ -156,7 +159,8 @@ func (c *Config) Check() error {
 	}
 	if c.Tracing != "" {
 		addr, ok := strings.CutPrefix(c.Tracing, "otlp:")
-		if _, _, err := net.SplitHostPort(addr); !ok || err != nil {
+		host, text, err := net.SplitHostPort(addr)
+		if port, perr := strconv.ParseUint(text, 10, 16); !ok || err != nil || host == "" || perr != nil || port == 0 {
 			return usage("--tracing %q: say otlp:HOST:PORT", c.Tracing)
 		}
 	}

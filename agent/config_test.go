@@ -28,6 +28,7 @@ func TestConfigSaysWhatIsWrongInOneLine(t *testing.T) {
 		"admin beside ADS":        {func(c *agent.Config) { c.AdminSocket = "/run/fingerpost/admin.sock" }, ""},
 		"egress port 0":           {func(c *agent.Config) { c.EgressPort = 0 }, "1 to 65535"},
 		"egress port large":       {func(c *agent.Config) { c.EgressPort = 65536 }, "1 to 65535"},
+		"egress port of another":  {func(c *agent.Config) { c.EgressPort = 15002 }, "choose another"},
 		"http without port":       {func(c *agent.Config) { c.HTTPAddress = "127.0.0.1" }, "--http-address"},
 		"http off":                {func(c *agent.Config) { c.HTTPAddress = "" }, ""},
 		"peer port large":         {func(c *agent.Config) { c.PeerAddress = ":99999" }, "--peer-address"},
@@ -38,6 +39,9 @@ func TestConfigSaysWhatIsWrongInOneLine(t *testing.T) {
 		"log level":               {func(c *agent.Config) { c.LogLevel = "loud" }, "debug"},
 		"tracing":                 {func(c *agent.Config) { c.Tracing = "jaeger:1.2.3.4:5" }, "otlp:HOST:PORT"},
 		"tracing, no port":        {func(c *agent.Config) { c.Tracing = "otlp:collector" }, "otlp:HOST:PORT"},
+		"tracing, large port":     {func(c *agent.Config) { c.Tracing = "otlp:collector:99999" }, "otlp:HOST:PORT"},
+		"tracing, port 0":         {func(c *agent.Config) { c.Tracing = "otlp:collector:0" }, "otlp:HOST:PORT"},
+		"tracing, no host":        {func(c *agent.Config) { c.Tracing = "otlp::4317" }, "otlp:HOST:PORT"},
 		"tracing, good":           {func(c *agent.Config) { c.Tracing = "otlp:collector:4317" }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -45,7 +45,7 @@ func (a *Agent) waited(name string) Waited {
 		}
 	}
 	if !served {
-		return lacks("%s is not served: %s", name, a.explainService(service).Verdict)
+		return lacks("%s is not served: %s", name, strings.TrimPrefix(a.explainService(service).Verdict, service+" is not served: "))
 	}
 	waiting := ""
 	for _, c := range a.server.Clients() {

@@ -19,17 +19,38 @@ const (
 	WhyProbe      = "grpc probe"
 )
 
+// maxNotes bounds what is said of one annotation: who makes a pod decides how
+// much of it makes no sense, and it is kept, logged and told in Events.
+const maxNotes = 16
+
 // note records that an annotation, or a part of it, is ignored.
 func (t *template) note(annotation, value, format string, args ...any) {
-	t.Ignored = append(t.Ignored, ignored(annotation, value, fmt.Sprintf(format, args...)))
+	n := 0
+	for _, text := range t.Ignored {
+		if strings.HasPrefix(text, ofAnnotation(annotation)) {
+			n++
+		}
+	}
+	switch {
+	case n < maxNotes:
+		t.Ignored = append(t.Ignored, ignored(annotation, value, fmt.Sprintf(format, args...)))
+	case n == maxNotes:
+		t.Ignored = append(t.Ignored, ofAnnotation(annotation)+"more of it is ignored")
+	}
 }
 
+func ofAnnotation(annotation string) string { return "annotation " + annotation + ": " }
+
 func ignored(annotation, value, why string) string {
-	const most = 200 // bytes of a value that are shown
-	if len(value) > most {
-		value = strings.ToValidUTF8(value[:most], "") + "..."
+	return fmt.Sprintf("%s%q is ignored: %s", ofAnnotation(annotation), cut(value, 200), cut(why, 1000))
+}
+
+// cut is the text, or the most bytes of it that are shown.
+func cut(text string, most int) string {
+	if len(text) > most {
+		return strings.ToValidUTF8(text[:most], "") + "..."
 	}
-	return fmt.Sprintf("annotation %s: %q is ignored: %s", annotation, value, why)
+	return text
 }
 
 // hints gathers the positive signs that the pod itself gives. Of several for

@@ -72,6 +72,41 @@ func TestUpstreamsAreReadAsCallsAreWritten(t *testing.T) {
 	}
 }
 
+// An annotation has up to 256 KiB, and whoever makes a pod writes it.
+func TestNotesOfAPodAreBounded(t *testing.T) {
+	bad := strings.Repeat("!,", 1<<16)
+	for i := range 1000 {
+		bad += fmt.Sprintf("!%d,", i)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "prod", UID: "u", Annotations: map[string]string{CollectAnnotation: "perhaps"}}}
+	for _, a := range []string{UpstreamsAnnotation, GRPCPortAnnotation, ExportAnnotation, ServicesAnnotation, RetryOnAnnotation, NumRetriesAnnotation} {
+		pod.Annotations[a] = bad
+	}
+	pod.Annotations[ServicesAnnotation] = strings.ReplaceAll(bad, ",", "")
+	notes := Convert(pod).Notes()
+	of := map[string]int{}
+	size := 0
+	for _, n := range notes {
+		size += len(n)
+		for a := range pod.Annotations {
+			if strings.Contains(n, a) {
+				of[a]++
+			}
+		}
+	}
+	for a := range pod.Annotations {
+		if of[a] < 1 || of[a] > maxNotes+1 {
+			t.Errorf("%d notes of %s", of[a], a)
+		}
+	}
+	if size > 64<<10 {
+		t.Errorf("notes of %d bytes", size)
+	}
+	if more := "annotation " + UpstreamsAnnotation + ": more of it is ignored"; !slices.Contains(notes, more) {
+		t.Errorf("no note %q", more)
+	}
+}
+
 // A pod whose word changes is another one, also where it comes from the wire or
 // a checkpoint.
 func TestUpstreamsAreKeptOfAPod(t *testing.T) {

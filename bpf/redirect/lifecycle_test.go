@@ -652,8 +652,24 @@ func TestUninstallLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := redirect.Uninstall(dir, true)
-	reason(t, err, redirect.NoBPFFS, dir)
+	reason(t, err, redirect.NoBPFFS, filepath.Dir(dir))
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
+	}
+	// Nor is the topmost directory, in which others have pins.
+	others := filepath.Join(n.bpffs, "others")
+	if err := os.Mkdir(others, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{n.bpffs, n.bpffs + "/"} {
+		_, err := redirect.Uninstall(dir, true)
+		reason(t, err, redirect.NoBPFFS, filepath.Dir(n.bpffs))
+		if _, err := os.Stat(others); err != nil {
+			t.Error(err)
+		}
+		o := n.options
+		o.Dir = dir
+		_, err = redirect.Open(o)
+		reason(t, err, redirect.NoBPFFS, filepath.Dir(n.bpffs))
 	}
 }

@@ -43,13 +43,9 @@ type pins struct {
 
 // openPins makes the directory, if it is not there, and takes its lock.
 func openPins(dir string) (*pins, error) {
-	parent := filepath.Dir(dir)
-	var fs unix.Statfs_t
-	if err := unix.Statfs(parent, &fs); err != nil {
-		return nil, unavailable(NoBPFFS, "%q: %w", parent, err)
-	}
-	if fs.Type != unix.BPF_FS_MAGIC {
-		return nil, unavailable(NoBPFFS, "%q is not on a bpf file system", parent)
+	dir = filepath.Clean(dir)
+	if err := withinBPFFS(dir); err != nil {
+		return nil, err
 	}
 	switch err := os.Mkdir(dir, 0o700); {
 	case err == nil, errors.Is(err, os.ErrExist):
@@ -81,6 +77,20 @@ func openPins(dir string) (*pins, error) {
 		}
 	}
 	return p, nil
+}
+
+// withinBPFFS returns an error unless the directory, which need not be there, lies
+// in one of a bpf file system: the topmost is everybody's.
+func withinBPFFS(dir string) error {
+	parent := filepath.Dir(dir)
+	var on unix.Statfs_t
+	switch err := unix.Statfs(parent, &on); {
+	case err != nil:
+		return unavailable(NoBPFFS, "%q: %w", parent, err)
+	case on.Type != unix.BPF_FS_MAGIC:
+		return unavailable(NoBPFFS, "%q is not on a bpf file system", parent)
+	}
+	return nil
 }
 
 // lockDir takes the lock of a directory, for as long as the file is open.
@@ -271,14 +281,15 @@ func Uninstall(dir string, force bool) (removed []string, err error) {
 	if dir == "" {
 		dir = DefaultDir
 	}
-	var on unix.Statfs_t
-	switch err := unix.Statfs(dir, &on); {
+	dir = filepath.Clean(dir)
+	switch _, err := os.Stat(dir); {
 	case errors.Is(err, unix.ENOENT):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("%q: %w", dir, err)
-	case on.Type != unix.BPF_FS_MAGIC:
-		return nil, unavailable(NoBPFFS, "%q is not on a bpf file system", dir)
+		return nil, err
+	}
+	if err := withinBPFFS(dir); err != nil {
+		return nil, err
 	}
 	if !force {
 		lock, err := lockDir(dir)

@@ -99,6 +99,9 @@ func ask(ctx context.Context, admin, path string, query url.Values) ([]byte, err
 func request(ctx context.Context, method, admin, path string, query url.Values, timeout time.Duration) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	if admin == "" {
+		return nil, usageError("--admin-socket is empty: it needs a path")
+	}
 	admin = agent.OwnAdminSocket(admin)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -143,5 +146,5 @@ func unreachable(socket string, err error) error {
 	if errors.As(err, &u) {
 		err = u.Err
 	}
-	return fmt.Errorf("ask the agent at %s: %w", socket, err)
+	return fmt.Errorf("ask the agent at %s: %w; is --admin-socket right?", socket, err)
 }

@@ -39,6 +39,8 @@ POD_NAME.`,
 				return usageError("--clusters on-demand needs --api delta: the state-of-the-world protocol has no clusters on demand")
 			case o.Redirect && (o.API == "sotw" || o.Clusters == "all"):
 				return usageError("--redirect needs clusters on demand: the addresses that may be called cannot all have clusters from the start")
+			case o.Redirect && format == "grpc":
+				return usageError("--redirect needs --format envoy: a gRPC client listens for no connections")
 			case o.NodeID == "":
 				return usageError("--node-id is needed: say NAMESPACE/NAME of the pod, or set POD_NAMESPACE and POD_NAME")
 			}

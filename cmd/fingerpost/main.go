@@ -78,6 +78,7 @@ Exit codes: 0 good, 1 failed, 2 wrong usage.`,
 		newRecollect(), newWait(), newCheck(), newUninstall(),
 		newXDS(), newVersion(),
 	)
+	refuseUnknownShells(root)
 	checkArgs(root)
 	refuseUnknownTopics(root)
 	return root
@@ -99,6 +100,17 @@ func refuseUnknownTopics(root *cobra.Command) {
 			}
 			cmd.InitDefaultHelpFlag()
 			return cmd.Help()
+		}
+	}
+}
+
+// refuseUnknownShells makes "completion" of a shell that is none a usage error:
+// the library's, which does nothing itself, has its arguments not looked at.
+func refuseUnknownShells(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, completion := range root.Commands() {
+		if completion.Name() == "completion" {
+			completion.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		}
 	}
 }

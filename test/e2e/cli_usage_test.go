@@ -272,6 +272,9 @@ func TestVersionAndUnknownCommands(t *testing.T) {
 	refused(t, 2, "no-such-command", nil, "no-such-command")
 	refused(t, 2, "no-such-command", nil, "help", "no-such-command")
 	refused(t, 2, "explain nothing", nil, "help", "explain", "nothing")
+	refused(t, 2, "tcsh", nil, "completion", "tcsh")
+	refused(t, 2, "--admin-socket is empty", nil, "paths", "--admin-socket", "")
+	refused(t, 2, "--redirect needs --format envoy", nil, "bootstrap", "--format", "grpc", "--redirect", "--node-id", "prod/web")
 	refused(t, 2, `FINGERPOST_TIMEOUT="soon": say a duration`, []string{"FINGERPOST_TIMEOUT=soon"}, "wait", "--service", "shop.Web")
 	refused(t, 2, `FINGERPOST_EGRESS_PORT="x": say a whole number`, []string{"FINGERPOST_EGRESS_PORT=x"}, "agent")
 	if out, errs, code := run(t, "help", "explain", "call"); code != 0 || errs != "" || !strings.Contains(out, "--authority") {

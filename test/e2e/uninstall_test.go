@@ -51,10 +51,23 @@ func TestUninstallRemovesWhatAgentsLeave(t *testing.T) {
 	if out, errs, code := uninstall(); code != 1 || out != "" || !strings.Contains(errs, "served by another agent") || !strings.Contains(errs, "--force") || strings.Count(errs, "\n") != 1 {
 		t.Errorf("while an agent runs: exit %d, %q, %q", code, out, errs)
 	}
+	harness.Eventually(t, soon, func() error { _, err := os.Stat(filepath.Join(state, "checkpoint")); return err })
+	// Nor with the ADS socket of another, or none.
+	for ads, want := range map[string]int{filepath.Join(t.TempDir(), "other.sock"): 1, "": 2} {
+		files := left(t, filepath.Dir(s.ads), filepath.Dir(s.admin), state)
+		out, errs, code := uninstall("--ads-socket", ads)
+		if code != want || out != "" || strings.Count(errs, "\n") != 1 {
+			t.Errorf("with --ads-socket %q: exit %d, %q, %q", ads, code, out, errs)
+		}
+		for _, f := range files {
+			if _, err := os.Lstat(f); err != nil {
+				t.Errorf("with --ads-socket %q: %v", ads, err)
+			}
+		}
+	}
 	if a.status().Gate != "open" {
 		t.Error("the agent was harmed")
 	}
-	harness.Eventually(t, soon, func() error { _, err := os.Stat(filepath.Join(state, "checkpoint")); return err })
 	a.kill()
 	if files := left(t, filepath.Dir(s.ads), filepath.Dir(s.admin), state); len(files) < 6 {
 		t.Fatalf("the test is to find something: %q", files)
@@ -76,6 +89,16 @@ func TestUninstallRemovesWhatAgentsLeave(t *testing.T) {
 	}
 	if out, errs, code := uninstall(); code != 0 || errs != "" || out != "there is nothing to remove\n" {
 		t.Errorf("the second time: exit %d, %q, %q", code, out, errs)
+	}
+	// Also where the directory of the admin socket stays, as a mount.
+	if err := os.Mkdir(filepath.Dir(s.admin), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(s.admin), "mine"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, code := uninstall(); code != 0 || errs != "" || out != "there is nothing to remove\n" {
+		t.Errorf("the third time: exit %d, %q, %q", code, out, errs)
 	}
 	// An agent that comes later works, and can be forced.
 	start()

@@ -52,7 +52,7 @@ func TestWaitEndsOnceTheServiceIsServedAndAcknowledged(t *testing.T) {
 	s.start(t, "--source", w.write().source()).ready()
 	s.waits(t, "--service", "shop.Web").ends(0, "")
 	s.waits(t, "--service", "prod/shop.Web").ends(0, "")
-	s.waits(t, "--service", "shop.Cart", "--timeout", "300ms").ends(1, "wait: not within 300ms: shop.Cart is not served")
+	s.waits(t, "--service", "shop.Cart", "--timeout", "300ms").ends(1, "wait: not within 300ms: shop.Cart is not served: no owner")
 	s.waits(t, "--service", "test/shop.Web", "--timeout", "300ms").ends(1, "test/shop.Web is not served")
 
 	// A client that has all, one that asks for something else, and one that takes

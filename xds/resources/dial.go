@@ -157,8 +157,7 @@ func (r *refresh) makeDial(d *dial, u *xds.Update) {
 		return
 	}
 	p := place{reason: "only a gRPC service has such a name"}
-	if d.name == strings.ToLower(d.name) {
-		host, port := splitAuthority(d.name)
+	if host, port := splitAuthority(d.name); port != "" || d.name == strings.ToLower(d.name) {
 		p = r.find(d.namespace, host, port)
 	}
 	r.c.wants.depend(&d.want, p)
@@ -257,7 +256,7 @@ func meant(namespace, name string) (backendID, bool) {
 		id.port = uint16(n)
 	}
 	for _, c := range searched(namespace, host) {
-		if c.pod == "" && name == strings.ToLower(name) {
+		if c.pod == "" && (port != "" || name == strings.ToLower(name)) {
 			id.service = c.service
 			return id, true
 		}

@@ -158,10 +158,10 @@ func TestWhatNobodyHasIsSaidOnceItIsCertain(t *testing.T) {
 	m.want("served by nobody", m.dials("pkg.B"), "/pkg.B/ prod/pkg.B")
 	m.want("no Service", m.dials("web.prod"), "/ backend/prod/web/80")
 	m.want("its endpoints", m.behind("prod/pkg.B"), "")
-	m.dial("10.96.7.7:80", "nobody:10.96.7.7:80", "Pkg.X:80")
+	m.dial("10.96.7.7:80", "nobody:10.96.7.7:80", "Pkg_X:80")
 	m.want("an address", m.dials("10.96.7.7:80"), "/ nobody:10.96.7.7:80")
 	m.want("its endpoints", m.behind("nobody:10.96.7.7:80"), "")
-	m.want("no name of anybody", m.dials("Pkg.X:80"), "/ nobody:Pkg.X:80")
+	m.want("no name of anybody", m.dials("Pkg_X:80"), "/ nobody:Pkg_X:80")
 
 	// It comes, goes, and comes back.
 	for range 2 {
@@ -199,14 +199,19 @@ func TestServiceComesBeforeAGRPCServiceOfItsName(t *testing.T) {
 	odd := m.pod("odd", "10.0.0.9", nodecache.Serving)
 	m.learn(odd, serves(1000, "web.prod", "Web.prod"))
 	m.flush()
-	m.dial("web.prod", "Web.prod")
+	m.dial("web.prod", "Web.prod", "Web.PROD:50051")
 	if got := m.dials("web.prod"); !strings.HasSuffix(got, "/ backend/prod/web/50051") {
 		t.Errorf("web.prod leads to %s", got)
 	}
 	m.want("by its capital letter", m.dials("Web.prod"), "/Web.prod/ prod/Web.prod")
+	// No gRPC service has a port, and DNS does not look at the case.
+	m.want("with a port", m.dials("Web.PROD:50051"), m.dials("web.prod"))
 	m.dir.RemoveFront(nodecache.Name{Namespace: "prod", Name: "web"})
 	m.flush()
 	m.want("without the Service", m.dials("web.prod"), "/web.prod/ prod/web.prod")
+	m.want("without the Service, with a port", m.dials("Web.PROD:50051"), "/ backend/prod/web/50051")
+	m.dial("None.PROD:50051")
+	m.want("of nobody, with a port", m.dials("None.PROD:50051"), "/ backend/prod/none/50051")
 }
 
 func TestNamesThatNoProgramMayDial(t *testing.T) {

@@ -227,6 +227,10 @@ func (s *Socket) Close() error {
 // what it returns is not closed. It returns a [*HeldError] if an agent has it.
 func Hold(file, path string) (io.Closer, error) { return lock(file, path) }
 
+// Vacant returns nil where Remove would remove the socket, or find none, without
+// force; else the error that it would return.
+func Vacant(path string) error { return vacant(path, false) }
+
 // Remove removes a socket that nobody serves, or with force one that somebody
 // does, and what a killed agent left beside it. It returns what it removed, and
 // a [*HeldError] if an agent serves it. What is no socket stays, and is an error.
