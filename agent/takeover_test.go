@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // soon bounds every wait.
-const soon = 20 * time.Second
+const soon = 60 * time.Second
 
 // site is where agents run, one of this process and others that the tests play.
 type site struct {
