@@ -285,7 +285,8 @@ type child struct {
 // command makes a child, whose start is the caller's.
 func command(t testing.TB, role string) *child {
 	t.Helper()
-	c := &child{Cmd: exec.Command(os.Args[0]), t: t}
+	// Not by its path: go test builds in a directory that other users do not see.
+	c := &child{Cmd: exec.Command("/proc/self/exe"), t: t}
 	c.Env = append(os.Environ(), roleEnv+"="+role)
 	c.Stderr = os.Stderr
 	c.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}

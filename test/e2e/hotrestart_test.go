@@ -89,7 +89,7 @@ func (e *epochs) streams(service string) (ended func() int64, stop func()) {
 		if err != nil {
 			return err
 		}
-		for i := range 50 {
+		for i := range 15 {
 			if _, err := stream.Ask(fmt.Sprint(i)); err != nil {
 				return fmt.Errorf("answer %d: %w", i, err)
 			}
