@@ -33,7 +33,7 @@ test: ## every test, on real parts; PKG=./xds/... for some (first run: builds ku
 	@mkdir -p bin
 	@$(BRING) test
 	FINGERPOST_REQUIRE_TOOLS=1 "$$($(BRING) -path gotestsum)" --format pkgname --jsonfile $(TEST_JSON) -- \
-		-race -count 1 -timeout 20m $(PKG)
+		-race -count 1 -timeout 30m $(PKG)
 
 test-short: ## the tests that start no program, a minute or so
 	$(GO) test -short $(PKG)
