@@ -135,13 +135,16 @@ func TestSharesOfCallsByLocality(t *testing.T) {
 	}
 }
 
-// only waits until one pod alone answers.
+// only waits until one pod alone answers. Few calls that it answers say nothing:
+// beside others that take turns with them it may answer each second one.
 func only(t *testing.T, conn *grpc.ClientConn, service, pod string) {
 	t.Helper()
-	reaches(t, conn, service, pod)
-	if by := answers(t, conn, service, 40); by[pod] != 40 {
-		t.Errorf("calls of %s are answered by %v, want %s alone", service, by, pod)
-	}
+	harness.Eventually(t, soon, func() error {
+		if by := answers(t, conn, service, 40); by[pod] != 40 {
+			return fmt.Errorf("calls of %s are answered by %v, want %s alone", service, by, pod)
+		}
+		return nil
+	})
 }
 
 // What is near goes, drains and comes back: calls follow, and none fails.

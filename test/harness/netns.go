@@ -96,6 +96,20 @@ func onThread(f func() error) error {
 	return <-done
 }
 
+// there runs f in the namespace on the caller's thread, which is locked, and brings
+// that back.
+func (n *Network) there(f func() error) error {
+	home, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer home.Close()
+	if err := netns.Set(n.ns); err != nil {
+		return err
+	}
+	return errors.Join(f(), netns.Set(home))
+}
+
 // Do calls f in the namespace: sockets that it makes are of it, and commands that
 // it starts are in it. f must not leave its goroutine.
 func (n *Network) Do(f func() error) error {

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
-
 	"github.com/fingerpost/fingerpost/tools"
 )
 
@@ -90,16 +88,14 @@ func startAt(at place, dir, name, path string, args ...string) (*process, error)
 	go func() {
 		// Pdeathsig is sent when the thread ends that started the process, so
 		// this one must stay until the process has gone.
+		// It goes on afterwards, since others may have been started by it.
 		runtime.LockOSThread()
-		var err error
+		run := p.cmd.Start
 		if at.network != nil {
-			err = netns.Set(at.network.ns) // the thread ends with its goroutine
-		} else {
-			defer runtime.UnlockOSThread()
+			run = func() error { return at.network.there(p.cmd.Start) }
 		}
-		if err == nil {
-			err = p.cmd.Start()
-		}
+		err := run()
+		defer runtime.UnlockOSThread()
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()
