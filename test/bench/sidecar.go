@@ -121,17 +121,18 @@ func (s *sidecarSite) start(ctx context.Context, bin string, services int) error
 		return err
 	}
 	var pods strings.Builder
-	pod := func(workload, name, addr string, port int, declared string) {
+	pod := func(node, workload, name, addr string, port int, declared string) {
 		fmt.Fprintf(&pods, `---
 {"apiVersion":"v1","kind":"Pod","metadata":{"namespace":"prod","name":%q,"uid":%q,"annotations":{"fingerpost.dev/services":%q},"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":%q,"uid":%q,"controller":true}]},
-"spec":{"nodeName":"n1","containers":[{"name":"app","image":"app"}]},"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}],"conditions":[{"type":"Ready","status":"True"}]}}
-`, name, "uid-"+name, fmt.Sprintf("%d=%s", port, declared), workload, "uid-"+workload, addr, addr)
+"spec":{"nodeName":%q,"containers":[{"name":"app","image":"app"}]},"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}],"conditions":[{"type":"Ready","status":"True"}]}}
+`, name, "uid-"+name, fmt.Sprintf("%d=%s", port, declared), workload, "uid-"+workload, node, addr, addr)
 	}
 	names := numberedServices(services)
-	pod("called", "called-0", s.server.IP(), s.server.Port(), strings.Join(names[:called], ","))
+	// A node has a hundred pods or so: the others are of other nodes.
+	pod("n1", "called", "called-0", s.server.IP(), s.server.Port(), strings.Join(names[:called], ","))
 	for i, name := range names[called:] {
 		for e := range 5 {
-			pod(fmt.Sprintf("w%d", i), fmt.Sprintf("w%d-%d", i, e), fmt.Sprintf("10.%d.%d.%d", 1+e, i>>8, i&255), 50051, name)
+			pod(fmt.Sprintf("n%d", 2+i*5/100), fmt.Sprintf("w%d", i), fmt.Sprintf("w%d-%d", i, e), fmt.Sprintf("10.%d.%d.%d", 1+e, i>>8, i&255), 50051, name)
 		}
 	}
 	file := filepath.Join(s.dir, "pods.yaml")
