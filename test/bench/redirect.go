@@ -20,7 +20,7 @@ func runRedirected(ctx context.Context, r *run) ([]result, error) {
 	if r.short {
 		rounds = 10_000
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "xxx", "-bench", "^BenchmarkConnect$", "-benchtime", fmt.Sprintf("%dx", rounds), "github.com/fingerpost/fingerpost/bpf/redirect")
+	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^BenchmarkConnect$", "-benchtime", fmt.Sprintf("%dx", rounds), "github.com/fingerpost/fingerpost/bpf/redirect")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {

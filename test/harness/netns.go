@@ -83,43 +83,40 @@ func onThread(f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
-		home, err := netns.Get()
-		if err == nil {
-			err = f()
-			back := netns.Set(home)
-			if err = errors.Join(err, back, home.Close()); back == nil {
-				runtime.UnlockOSThread()
-			} // else the thread ends with its goroutine
-		}
+		home, err := andBack(f)
+		if home {
+			runtime.UnlockOSThread()
+		} // else the thread ends with its goroutine
 		done <- err
 	}()
 	return <-done
 }
 
-// there runs f in the namespace on the caller's thread, which is locked, and brings
-// that back.
-func (n *Network) there(f func() error) error {
-	home, err := netns.Get()
+// andBack runs f, which may take the thread elsewhere, and tells whether that is
+// back where it was. The caller has locked it.
+func andBack(f func() error) (home bool, err error) {
+	here, err := netns.Get()
 	if err != nil {
-		return err
+		return true, err
 	}
-	defer home.Close()
-	if err := netns.Set(n.ns); err != nil {
-		return err
-	}
-	return errors.Join(f(), netns.Set(home))
+	err = f()
+	back := netns.Set(here)
+	return back == nil, errors.Join(err, back, here.Close())
 }
 
-// Do calls f in the namespace: sockets that it makes are of it, and commands that
-// it starts are in it. f must not leave its goroutine.
-func (n *Network) Do(f func() error) error {
-	return onThread(func() error {
+// in is f in the namespace; it takes the thread there.
+func (n *Network) in(f func() error) func() error {
+	return func() error {
 		if err := netns.Set(n.ns); err != nil {
 			return err
 		}
 		return f()
-	})
+	}
 }
+
+// Do calls f in the namespace: sockets that it makes are of it, and commands that
+// it starts are in it. f must not leave its goroutine.
+func (n *Network) Do(f func() error) error { return onThread(n.in(f)) }
 
 // Start starts a command in the namespace.
 func (n *Network) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }

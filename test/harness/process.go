@@ -87,15 +87,17 @@ func startAt(at place, dir, name, path string, args ...string) (*process, error)
 	started := make(chan error)
 	go func() {
 		// Pdeathsig is sent when the thread ends that started the process, so
-		// this one must stay until the process has gone.
-		// It goes on afterwards, since others may have been started by it.
+		// this one must stay until the process has gone. It goes on afterwards,
+		// since others may have been started by it.
 		runtime.LockOSThread()
 		run := p.cmd.Start
 		if at.network != nil {
-			run = func() error { return at.network.there(p.cmd.Start) }
+			run = at.network.in(run)
 		}
-		err := run()
-		defer runtime.UnlockOSThread()
+		home, err := andBack(run)
+		if home {
+			defer runtime.UnlockOSThread()
+		}
 		started <- err
 		if err == nil {
 			p.err = p.cmd.Wait()

@@ -12,7 +12,6 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
 	earlyv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/http/early_header_mutation/header_mutation/v3"
-	luav3 "github.com/envoyproxy/go-control-plane/envoy/extensions/router/cluster_specifiers/lua/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/fingerpost/fingerpost/xds"
@@ -65,29 +64,13 @@ func capture(port uint16, tracing *hcmv3.HttpConnectionManager_Tracing, series u
 			}},
 		}}}),
 	}}
-	action := defaultAction()
-	action.ClusterSpecifier = &routev3.RouteAction_InlineClusterSpecifierPlugin{
-		InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
-			Extension: &corev3.TypedExtensionConfig{
-				Name: "envoy.router.cluster_specifier_plugin.lua",
-				TypedConfig: pack(&luav3.LuaConfig{
-					SourceCode:     &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: captureCode}},
-					DefaultCluster: UnknownCluster,
-				}),
-			},
-		},
-	}
 	m.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{
 		Name:                   captureName,
 		RequestHeadersToRemove: []string{toHeader},
 		VirtualHosts: []*routev3.VirtualHost{{
 			Name:    captureName,
 			Domains: []string{"*"},
-			Routes: []*routev3.Route{{
-				Name:   "by-address",
-				Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
-				Action: &routev3.Route_Route{Route: action},
-			}},
+			Routes:  []*routev3.Route{computed("by-address", captureCode)},
 		}},
 	}}
 	chain.Filters[0].ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: pack(m)}

@@ -43,6 +43,21 @@ func routeTable(namespace string, form Form, hosts []*routev3.VirtualHost) *rout
 	} else {
 		code += "MODE = " + strconv.Quote(form.String()) + "\n" + shape2Code
 	}
+	if form.OnDemand() {
+		hosts = atHand(hosts)
+	}
+	return &routev3.RouteConfiguration{
+		Name: RouteName,
+		VirtualHosts: append(slices.Clip(hosts), &routev3.VirtualHost{
+			Name:    egressName,
+			Domains: []string{"*"},
+			Routes:  []*routev3.Route{computed(byNameRoute, code)},
+		}),
+	}
+}
+
+// computed is a route for all calls, whose cluster the code computes.
+func computed(name, code string) *routev3.Route {
 	action := defaultAction()
 	action.ClusterSpecifier = &routev3.RouteAction_InlineClusterSpecifierPlugin{
 		InlineClusterSpecifierPlugin: &routev3.ClusterSpecifierPlugin{
@@ -57,20 +72,10 @@ func routeTable(namespace string, form Form, hosts []*routev3.VirtualHost) *rout
 			},
 		},
 	}
-	if form.OnDemand() {
-		hosts = atHand(hosts)
-	}
-	return &routev3.RouteConfiguration{
-		Name: RouteName,
-		VirtualHosts: append(slices.Clip(hosts), &routev3.VirtualHost{
-			Name:    egressName,
-			Domains: []string{"*"},
-			Routes: []*routev3.Route{{
-				Name:   byNameRoute,
-				Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
-				Action: &routev3.Route_Route{Route: action},
-			}},
-		}),
+	return &routev3.Route{
+		Name:   name,
+		Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
+		Action: &routev3.Route_Route{Route: action},
 	}
 }
 
