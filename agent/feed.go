@@ -40,6 +40,7 @@ type feed struct {
 	// it, one after the other.
 	mu    sync.Mutex
 	links []*schedule.Job
+	moves uint64 // of the store, when it was last asked where the node is
 	// sockets are the paths of unknown.sock that clients have named.
 	sockets   map[string]struct{}
 	demands   map[*demand]struct{} // of the streams that are open
@@ -88,12 +89,16 @@ func (f *feed) run(ctx context.Context, synced <-chan struct{}) error {
 func (f *feed) flush() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.publish(f.compiler.Relocate(f.dir, f.store.Place()))
-	if keys := f.sub.Poll(); len(keys) > 0 {
+	keys, fronts, moves := f.sub.Poll(), f.sub.PollFronts(), f.store.Moves()
+	if moves != f.moves || len(keys) > 0 || len(fronts) > 0 {
+		f.moves = moves
+		f.publish(f.compiler.Relocate(f.dir, f.store.Place()))
+	}
+	if len(keys) > 0 {
 		f.publish(f.compiler.Apply(f.dir, keys))
 	}
 	// Also with no name: a pod's address alone may be what was asked for.
-	f.publish(f.compiler.Fronts(f.dir, f.sub.PollFronts()))
+	f.publish(f.compiler.Fronts(f.dir, fronts))
 	f.links = slices.DeleteFunc(f.links, func(j *schedule.Job) bool {
 		select {
 		case <-j.Done():

@@ -76,9 +76,17 @@ func (v votes) regions() map[string]string {
 	return out
 }
 
+// Moves tells whether [Store.Place] may be another one than before: it is another
+// number then, unless the directory has told of a change.
+func (s *Store) Moves() uint64 {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.moves
+}
+
 // Place says where the local node is: by the labels of pods, for which
 // EndpointSlices speak where they have none, and by a Node itself where there is
-// a file that has it.
+// a file that has it. It looks at each pod of the node.
 func (s *Store) Place() nodecache.Place {
 	s.mu.RLock()
 	own, regions := s.own, s.regions.regions()
@@ -120,5 +128,6 @@ func (s *Store) setOwn(own topology) {
 	defer s.writing.Unlock()
 	s.mu.Lock()
 	s.own = own
+	s.moves++
 	s.mu.Unlock()
 }

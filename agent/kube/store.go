@@ -38,6 +38,7 @@ type Store struct {
 	here     map[name]*Record    // those of pods that are on node
 	regions  votes               // of all pods
 	own      topology            // of node, by a Node; mostly unknown
+	moves    uint64              // changes of what is above
 	optedOut map[string]struct{} // namespaces
 }
 
@@ -105,6 +106,7 @@ func (s *Store) put(r *Record) {
 		s.regions.add(old, -1)
 	}
 	s.regions.add(r, 1)
+	s.moves++
 	s.pods[key] = r
 	if s.node == "" {
 		return
@@ -215,6 +217,7 @@ func (s *Store) remove(key name, uids []string) {
 		return
 	}
 	delete(s.pods, key)
+	s.moves++
 	s.regions.add(old, -1)
 	delete(s.here, key)
 	delete(s.unready, old.UID)
