@@ -5,8 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -66,34 +64,13 @@ func (p *grpcProgram) reaches(t *testing.T, targets []string, service string, po
 // load calls by each of the names in turn until stop, and fails the test if a
 // call fails.
 func (p *grpcProgram) load(t *testing.T, targets []string, service string) (answered func() int64, stop func()) {
-	var n atomic.Int64
-	var failed atomic.Pointer[string]
-	end := make(chan struct{})
-	var done sync.WaitGroup
-	done.Go(func() {
-		for {
-			select {
-			case <-end:
-				return
-			default:
-			}
-			if _, err := p.unary(targets[int(n.Load())%len(targets)], service); err != nil {
-				text := fmt.Sprintf("call %d failed: %v", n.Load(), err)
-				failed.CompareAndSwap(nil, &text)
-				return
-			}
-			n.Add(1)
+	t.Helper()
+	return loading(t, func(n int64) error {
+		if _, err := p.unary(targets[int(n)%len(targets)], service); err != nil {
+			return fmt.Errorf("call %d failed: %w", n, err)
 		}
+		return nil
 	})
-	stop = sync.OnceFunc(func() {
-		close(end)
-		done.Wait()
-		if text := failed.Load(); text != nil {
-			t.Error(*text)
-		}
-	})
-	t.Cleanup(stop)
-	return n.Load, stop
 }
 
 // accepted fails the test if a client refused anything.

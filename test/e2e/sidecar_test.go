@@ -135,8 +135,20 @@ func reaches(t testing.TB, conn *grpc.ClientConn, service string, pods ...string
 // were answered and fails the test if one was not.
 func load(t *testing.T, conn *grpc.ClientConn, service string) (answered func() int64, stop func()) {
 	t.Helper()
+	return loading(t, func(n int64) error {
+		if _, err := say(t, conn, service); err != nil {
+			return fmt.Errorf("call %d of %s failed: %w", n, service, err)
+		}
+		return nil
+	})
+}
+
+// loading makes one call after the other, until stop or until one fails, which
+// fails the test at stop.
+func loading(t *testing.T, call func(n int64) error) (answered func() int64, stop func()) {
+	t.Helper()
 	var n atomic.Int64
-	var failed atomic.Pointer[string]
+	var failed error // read once the calls have ended
 	end := make(chan struct{})
 	var done sync.WaitGroup
 	done.Go(func() {
@@ -146,9 +158,7 @@ func load(t *testing.T, conn *grpc.ClientConn, service string) (answered func() 
 				return
 			default:
 			}
-			if _, err := say(t, conn, service); err != nil {
-				text := fmt.Sprintf("call %d of %s failed: %v", n.Load(), service, err)
-				failed.CompareAndSwap(nil, &text)
+			if failed = call(n.Load()); failed != nil {
 				return
 			}
 			n.Add(1)
@@ -157,8 +167,8 @@ func load(t *testing.T, conn *grpc.ClientConn, service string) (answered func() 
 	stop = sync.OnceFunc(func() {
 		close(end)
 		done.Wait()
-		if text := failed.Load(); text != nil {
-			t.Error(*text)
+		if failed != nil {
+			t.Error(failed)
 		}
 	})
 	t.Cleanup(stop)
