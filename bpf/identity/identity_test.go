@@ -271,7 +271,7 @@ func TestProcessThatEndsWhileItIsLookedAt(t *testing.T) {
 	ends := true
 	n.BeforeVerdict(func(int) {
 		if ends {
-			c.end()
+			c.End()
 		}
 	})
 	n.want(conn, "", identity.None, "the process has ended")
@@ -288,7 +288,7 @@ func TestCallerThatIsGoneStopsNothing(t *testing.T) {
 	c := command(t, "client "+n.path).run(a.Start)
 	c.do()
 	conn := n.accept()
-	c.end()
+	c.End()
 	n.want(conn, "prod/a", identity.NetNS, "")
 	conn.Close()
 	n.want(conn, "", identity.None, "use of closed")
@@ -303,7 +303,7 @@ func TestServerInAnotherPIDNamespace(t *testing.T) {
 	n := newNode(t)
 	a := n.pod("a", "10.16.0.2")
 	s := n.server(func(c *child) { c.SysProcAttr.Cloneflags = unix.CLONE_NEWPID | unix.CLONE_NEWNS })
-	if l := s.line(); !strings.HasPrefix(l, "netns; pidfd is off: ") || !strings.Contains(l, "pid namespace") {
+	if l := s.Answer(); !strings.HasPrefix(l, "netns; pidfd is off: ") || !strings.Contains(l, "pid namespace") {
 		t.Errorf("methods: %s", l)
 	}
 	s.dial(a)
@@ -320,13 +320,13 @@ func TestWhatTheCapabilityIsWorth(t *testing.T) {
 	s := n.server(func(c *child) {
 		c.SysProcAttr.Credential, c.SysProcAttr.AmbientCaps = nobody, []uintptr{unix.CAP_NET_ADMIN}
 	})
-	if l := s.line(); l != "netns, pidfd" {
+	if l := s.Answer(); l != "netns, pidfd" {
 		t.Errorf("methods: %s", l)
 	}
 	s.dial(a)
 	is(t, s.proof(), "prod/a", identity.NetNS, "")
 	s = n.server(func(c *child) { c.SysProcAttr.Credential = nobody })
-	if l := s.line(); l != "pidfd; netns is off: CAP_NET_ADMIN is missing" {
+	if l := s.Answer(); l != "pidfd; netns is off: CAP_NET_ADMIN is missing" {
 		t.Errorf("methods: %s", l)
 	}
 	s.dial(a)
@@ -335,7 +335,7 @@ func TestWhatTheCapabilityIsWorth(t *testing.T) {
 		c.SysProcAttr.Cloneflags = unix.CLONE_NEWPID | unix.CLONE_NEWNS
 		c.Env = append(c.Env, "NOBODY=1")
 	})
-	if l := s.line(); !strings.HasPrefix(l, "off: netns: CAP_NET_ADMIN is missing; pidfd: ") {
+	if l := s.Answer(); !strings.HasPrefix(l, "off: netns: CAP_NET_ADMIN is missing; pidfd: ") {
 		t.Errorf("methods: %s", l)
 	}
 }
@@ -388,7 +388,7 @@ func (s *server) dial(from *harness.Network) {
 
 func (s *server) proof() (p identity.Proof) {
 	s.t.Helper()
-	if err := json.Unmarshal([]byte(s.line()), &p); err != nil {
+	if err := json.Unmarshal([]byte(s.Answer()), &p); err != nil {
 		s.t.Fatal(err)
 	}
 	return p

@@ -276,27 +276,14 @@ func is(t testing.TB, p identity.Proof, pod string, method identity.Method, reas
 
 // child is this program in another role.
 type child struct {
-	*exec.Cmd
-	t     testing.TB
-	in    io.WriteCloser
-	lines *bufio.Scanner
+	*harness.Child
+	t testing.TB
 }
 
 // command makes a child, whose start is the caller's.
 func command(t testing.TB, role string) *child {
 	t.Helper()
-	// Not by its path: go test builds in a directory that other users do not see.
-	c := &child{Cmd: exec.Command("/proc/self/exe"), t: t}
-	c.Env = append(os.Environ(), roleEnv+"="+role)
-	c.Stderr = os.Stderr
-	c.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
-	in, err1 := c.StdinPipe()
-	out, err2 := c.StdoutPipe()
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
-	c.in, c.lines = in, bufio.NewScanner(out)
-	return c
+	return &child{harness.NewChild(t, roleEnv+"="+role), t}
 }
 
 // run starts the child.
@@ -305,31 +292,14 @@ func (c *child) run(start func(*exec.Cmd) error) *child {
 	if err := start(c.Cmd); err != nil {
 		c.t.Skipf("a child cannot be started here: %v", err)
 	}
-	c.t.Cleanup(c.end)
+	c.t.Cleanup(c.End)
 	return c
 }
 
 // do lets it do what it does on a line.
 func (c *child) do() {
 	c.t.Helper()
-	if _, err := io.WriteString(c.in, "\n"); err != nil {
-		c.t.Fatal(err)
-	}
-}
-
-// line is the next that it says.
-func (c *child) line() string {
-	c.t.Helper()
-	if !c.lines.Scan() {
-		c.t.Fatalf("the child said nothing: %v", c.lines.Err())
-	}
-	return c.lines.Text()
-}
-
-// end kills it and waits until it has gone.
-func (c *child) end() {
-	_ = c.Process.Kill()
-	_ = c.Wait()
+	c.Tell("")
 }
 
 func started(c *exec.Cmd) error { return c.Start() }

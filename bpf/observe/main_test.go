@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -234,63 +233,29 @@ func (w *world) run(n *harness.Network, in io.Reader, name string, args ...strin
 
 // process is one of the pod, or of the server.
 type process struct {
-	*exec.Cmd
-	t     testing.TB
-	in    io.WriteCloser
-	lines *bufio.Scanner
+	*harness.Child
+	t testing.TB
 }
 
 // start starts a process in a network, and in a cgroup.
 func (w *world) start(n *harness.Network, in *harness.Cgroup) *process {
 	w.t.Helper()
-	p := &process{Cmd: exec.Command(os.Args[0]), t: w.t}
-	p.Env = append(os.Environ(), roleEnv+"=pod")
-	p.Stderr = os.Stderr
-	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	p := &process{harness.NewChild(w.t, roleEnv+"=pod"), w.t}
 	in.Hold(p.SysProcAttr)
-	stdin, err1 := p.StdinPipe()
-	out, err2 := p.StdoutPipe()
-	if err := errors.Join(err1, err2); err != nil {
-		w.t.Fatal(err)
-	}
-	p.in, p.lines = stdin, bufio.NewScanner(out)
 	if err := n.Start(p.Cmd); err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(p.end)
+	w.t.Cleanup(p.End)
 	return p
-}
-
-// begin gives it something to do, whose answer is not waited for.
-func (p *process) begin(format string, args ...any) {
-	p.t.Helper()
-	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// answer is what became of what was begun.
-func (p *process) answer() string {
-	p.t.Helper()
-	if !p.lines.Scan() {
-		p.t.Fatalf("the process said nothing: %v", p.lines.Err())
-	}
-	return p.lines.Text()
 }
 
 // do wants it to succeed, or to fail with such words.
 func (p *process) do(want, format string, args ...any) {
 	p.t.Helper()
-	p.begin(format, args...)
-	if got := p.answer(); !strings.Contains(got, want) {
+	p.Tell(format, args...)
+	if got := p.Answer(); !strings.Contains(got, want) {
 		p.t.Fatalf("%s: %s, want %s", fmt.Sprintf(format, args...), got, want)
 	}
-}
-
-// end kills it and waits until it has gone.
-func (p *process) end() {
-	_ = p.Process.Kill()
-	_ = p.Wait()
 }
 
 // listen lets the server have connections at an address, which it does not take.

@@ -75,9 +75,9 @@ func TestFailuresAreToldApart(t *testing.T) {
 	p.do("timed out", "dial i %s:50063", otherIP)
 	w.becomes(otherIP+":50063", counts{Connects: 1, TimedOut: 1, Retransmits: 1})
 	// The end of a process.
-	p.begin("dial j %s:50064", otherIP)
+	p.Tell("dial j %s:50064", otherIP)
 	w.becomes(otherIP+":50064", counts{Connects: 1})
-	p.end()
+	p.End()
 	w.becomes(otherIP+":50064", counts{Connects: 1, GivenUp: 1})
 
 	all, err := w.Totals()
@@ -228,7 +228,7 @@ func TestWhatIsNotObserved(t *testing.T) {
 			t.Errorf("seen: %+v", s)
 		}
 	})
-	below.end()
+	below.End()
 }
 
 // Many at once are counted each, for its destination and in all; and they are
@@ -246,10 +246,10 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	}
 	// Nobody accepts: what the caller has ended leaves the queue by its RST.
 	for _, r := range []*process{p, q} {
-		r.begin("many %d 8 %s", each*ports/2, strings.Join(all, " "))
+		r.Tell("many %d 8 %s", each*ports/2, strings.Join(all, " "))
 	}
 	for _, r := range []*process{p, q} {
-		if got := r.answer(); got != "ok" {
+		if got := r.Answer(); got != "ok" {
 			t.Fatal(got)
 		}
 	}
@@ -276,5 +276,5 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	if err != nil || totals.Connects != each*ports || totals.OK != each*ports {
 		t.Errorf("in all: %+v, %v", totals, err)
 	}
-	q.end()
+	q.End()
 }

@@ -102,8 +102,8 @@ func TestSeveralProgramsShareTheFlags(t *testing.T) {
 			// Both ends send again.
 			w.ip(w.pod, "route replace blackhole "+otherIP+"\n")
 			harness.Eventually(t, soon, func() error {
-				server.begin("write s 1000")
-				if got := server.answer(); got != "ok" {
+				server.Tell("write s 1000")
+				if got := server.Answer(); got != "ok" {
 					return fmt.Errorf("the server: %s", got)
 				}
 				return nil
